@@ -1,0 +1,122 @@
+# ngx_agent_module: everything is built below build/.
+#
+#   make deps      install what building, running and testing need (Debian 12)
+#   make           the dynamic module: build/ngx_http_agent_module.so
+#   make run       deps, build, nginx in the foreground on 127.0.0.1:8080
+#   make test      deps, lint, unit tests, then t/*.t with a real nginx
+#   make install   copy the module into nginx's module directory
+#
+# NGINX_SRC=dir builds against an nginx source tree instead of nginx-dev.
+
+SHELL    := /bin/bash
+ROOT     := $(CURDIR)
+BUILD    := $(ROOT)/build
+MODULE   := $(BUILD)/ngx_http_agent_module.so
+CC       ?= cc
+
+# folder of recorded provider streams for the corpus tests
+AGENT_CORPUS ?= ../shared/corpus
+
+# scale of the stress tests: 1 in make test, 50 in make soak
+AGENT_SCALE  ?= 1
+
+CORE_SRCS := $(sort $(wildcard src/*.c))
+CORE_OBJS := $(CORE_SRCS:src/%.c=$(BUILD)/core/%.o)
+CORE_LIB  := $(BUILD)/core/libagent.a
+GLUE_SRCS := $(sort $(wildcard ngx_agent_module/*.c))
+HDRS      := $(wildcard src/*.h ngx_agent_module/*.h)
+
+CORE_WARN   := -std=c11 -Wall -Wextra -Wconversion -Wshadow -Wstrict-prototypes \
+               -Wpointer-arith -Werror
+CORE_CFLAGS := -O2 -g $(CORE_WARN)
+ASAN_CFLAGS := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all \
+               -fno-omit-frame-pointer $(CORE_WARN)
+
+UNIT_SRCS := $(sort $(wildcard t/unit/test_*.c))
+UNIT_BINS := $(UNIT_SRCS:t/unit/%.c=$(BUILD)/unit/%.t)
+UNIT_ASAN := $(UNIT_SRCS:t/unit/%.c=$(BUILD)/unit-asan/%.t)
+
+.PHONY: all deps npm-deps run test test-core test-module lint fmt install clean soak
+
+all: $(MODULE)
+
+# --- what a bare machine needs ------------------------------------------------
+
+DEB_BUILD := gcc make libc6-dev nginx nginx-dev libcurl4-openssl-dev \
+             libjansson-dev libhiredis-dev libssl-dev zlib1g-dev \
+             libpcre2-dev ca-certificates curl
+DEB_TEST  := perl libmojolicious-perl libio-socket-ssl-perl openssl \
+             clang-format cppcheck git
+
+deps:
+	@t/deps.sh $(DEB_BUILD) $(DEB_TEST)
+
+npm-deps:
+	@t/npm-deps.sh t/npm $(BUILD)/npm
+
+# --- the module ---------------------------------------------------------------
+
+NGINX_DEV := /usr/share/nginx/src
+
+$(BUILD)/nginx/Makefile: config $(wildcard build-nginx.sh) Makefile
+	./build-nginx.sh configure "$(BUILD)/nginx" "$(NGINX_SRC)"
+
+$(MODULE): $(BUILD)/nginx/Makefile $(CORE_SRCS) $(GLUE_SRCS) $(HDRS)
+	./build-nginx.sh make "$(BUILD)/nginx" "$(NGINX_SRC)"
+	cp $(BUILD)/nginx/ngx_http_agent_module.so $(MODULE)
+
+run: deps
+	$(MAKE) all
+	examples/run.sh $(BUILD)
+
+MODULES_DIR ?= /usr/lib/nginx/modules
+
+install: all
+	install -d $(DESTDIR)$(MODULES_DIR)
+	install -m 644 $(MODULE) $(DESTDIR)$(MODULES_DIR)/
+
+# --- the core, alone ----------------------------------------------------------
+
+$(BUILD)/core/%.o: src/%.c $(wildcard src/*.h)
+	@mkdir -p $(@D)
+	$(CC) $(CORE_CFLAGS) -Isrc -c -o $@ $<
+
+$(CORE_LIB): $(CORE_OBJS)
+	rm -f $@ && ar rcs $@ $^
+
+$(BUILD)/unit/%.t: t/unit/%.c $(CORE_LIB) $(wildcard t/unit/*.h)
+	@mkdir -p $(@D)
+	$(CC) $(CORE_CFLAGS) -Wno-conversion -Isrc -It/unit -o $@ $< $(CORE_LIB) -ljansson -lm
+
+$(BUILD)/unit-asan/%.t: t/unit/%.c $(CORE_SRCS) $(wildcard src/*.h t/unit/*.h)
+	@mkdir -p $(@D)
+	$(CC) $(ASAN_CFLAGS) -Wno-conversion -Isrc -It/unit -o $@ $< $(CORE_SRCS) -ljansson -lm
+
+# --- tests --------------------------------------------------------------------
+
+export AGENT_CORPUS AGENT_SCALE
+
+test: deps npm-deps
+	$(MAKE) all lint
+	$(MAKE) test-core test-module
+
+test-core: $(UNIT_BINS) $(UNIT_ASAN)
+	prove --timer $(UNIT_BINS) $(UNIT_ASAN)
+
+test-module: $(MODULE)
+	prove --timer -j2 -It/lib t/*.t
+
+soak: $(MODULE)
+	AGENT_SCALE=50 prove --timer -v -It/lib t/*.t
+
+lint:
+	clang-format --dry-run --Werror src/*.[ch] t/unit/*.[ch]
+	cppcheck --quiet --error-exitcode=1 --std=c11 --enable=warning,portability \
+	    --inline-suppr --suppress=missingIncludeSystem -Isrc src/*.c
+	t/lint.sh
+
+fmt:
+	clang-format -i src/*.[ch] t/unit/*.[ch]
+
+clean:
+	rm -rf $(BUILD)

@@ -1,0 +1,115 @@
+/*
+ * The neutral message and the input of a run.
+ *
+ * A message is kept as a normalised AG-UI 1.0 object (a jansson tree with only
+ * known members, nulls removed, retired shapes converted), so that it can be
+ * stored and sent back as it is, beside the few members that code looks at.
+ */
+
+#ifndef AGENT_MESSAGE_H
+#define AGENT_MESSAGE_H
+
+#include "agent_base.h"
+#include "agent_code.h"
+
+#include <jansson.h>
+
+typedef enum {
+    AGENT_ROLE_SYSTEM = 0,
+    AGENT_ROLE_DEVELOPER,
+    AGENT_ROLE_USER,
+    AGENT_ROLE_ASSISTANT,
+    AGENT_ROLE_TOOL,
+    AGENT_ROLE_REASONING,
+    AGENT_ROLE_ACTIVITY,
+    AGENT_ROLE_UNKNOWN
+} agent_role_t;
+
+#define AGENT_ROLE_BIT(role) (1u << (role))
+
+agent_str_t agent_role_name(agent_role_t role);
+agent_role_t agent_role_parse(agent_str_t name); /* AGENT_ROLE_UNKNOWN */
+
+typedef struct {
+    agent_role_t role;
+    agent_str_t id; /* borrowed from json; empty when the client gave none */
+    json_t *json;   /* owned by the agent_input_t */
+} agent_message_t;
+
+/* A tool the client offers.  All borrowed from the body given to
+ * agent_input_parse() or from the tree. */
+typedef struct {
+    agent_str_t name;
+    agent_str_t description;
+    agent_str_t parameters; /* raw JSON bytes as sent, empty: none */
+} agent_tool_t;
+
+typedef struct {
+    agent_str_t description;
+    agent_str_t value;
+} agent_context_t;
+
+/* Ids longer than this are refused (docs/http-api.md, "Ids"). */
+#define AGENT_ID_MAX 128
+
+/* 1 when the id may stand in a header or a log line as it is: 1 to
+ * AGENT_ID_MAX characters of [A-Za-z0-9._:-]. */
+int agent_id_is_plain(agent_str_t id);
+
+typedef struct {
+    const agent_alloc_t *alloc;
+    json_t *root;           /* owned */
+    agent_str_t thread_id;  /* empty when absent */
+    agent_str_t run_id;
+    agent_str_t parent_run_id;
+    agent_message_t *messages; /* owned; those of accepted roles, in order */
+    size_t nmessages;
+    agent_tool_t *tools; /* owned */
+    size_t ntools;
+    agent_context_t *context; /* owned */
+    size_t ncontext;
+    agent_str_t state;           /* raw JSON bytes, empty when absent or null */
+    agent_str_t forwarded_props; /* raw JSON bytes of an object, else empty */
+    unsigned stripped;           /* unknown or refused members dropped */
+} agent_input_t;
+
+typedef struct {
+    unsigned roles;   /* AGENT_ROLE_BIT()s whose messages may enter */
+    int client_tools; /* 0: tools are dropped (and counted as stripped) */
+    size_t max_depth; /* of the whole body */
+    size_t max_values;
+    size_t max_messages; /* 0: no limit besides max_values */
+} agent_input_rules_t;
+
+/*
+ * Parses the body of POST P: an AG-UI RunAgentInput of 1.0 or 0.0.5x, also
+ * with messages in "parts" shape ({role, parts:[{type:"text",text}...]}) or
+ * with plain string content.  The body must outlive *in.
+ *
+ * Known members of a wrong type are refused; unknown members, roles and parts
+ * are dropped.  null counts as absent.  ids: strings of 1 to AGENT_ID_MAX
+ * characters (Unicode) without control characters.  Empty "messages" (also
+ * after dropping) is refused: memory is off.
+ *
+ * AGENT_OK; AGENT_INVALID or AGENT_TOO_LARGE with *fault naming the field, e.g.
+ * "messages[2].content must be a string or an array"; AGENT_NOMEM.  In every
+ * case the caller calls agent_input_free().
+ */
+agent_rc_t agent_input_parse(agent_input_t *in, agent_str_t body,
+                             const agent_input_rules_t *rules,
+                             const agent_alloc_t *alloc, agent_fault_t *fault);
+void agent_input_free(agent_input_t *in);
+
+/*
+ * Checks what every provider demands of a conversation: each tool call of an
+ * assistant message is answered by tool messages right after it, each tool
+ * message answers such a call, the last message is a user or tool message.
+ * Repairs what can be: a call without an answer that is followed by another
+ * turn gets a synthetic tool result ("No result: the call was not answered.");
+ * a tool message that answers nothing is dropped (counted in "stripped").
+ * Consecutive results are accepted in any order.  AGENT_OK, AGENT_NOMEM, or
+ * AGENT_INVALID with *fault when no user or tool message is left.
+ */
+agent_rc_t agent_input_pair(agent_input_t *in, agent_fault_t *fault);
+
+#endif /* AGENT_MESSAGE_H */

@@ -29,7 +29,10 @@ typedef struct {
     size_t len;
 } agent_str_t;
 
-#define agent_str(literal) {(literal), sizeof(literal) - 1}
+#define agent_str(literal)                                                     \
+    {                                                                          \
+        (literal), sizeof(literal) - 1                                         \
+    }
 #define AGENT_STR(literal) ((agent_str_t){(literal), sizeof(literal) - 1})
 
 /*

@@ -87,8 +87,8 @@ const agent_codec_t *agent_codec_find(agent_str_t name);
 typedef struct agent_answer_s agent_answer_t;
 
 typedef struct {
-    size_t max_event;  /* bytes of one SSE event or JSON answer, 0: 16 MB */
-    size_t max_body;   /* bytes of the whole body, 0: 256 MB */
+    size_t max_event;   /* bytes of one SSE event or JSON answer, 0: 16 MB */
+    size_t max_body;    /* bytes of the whole body, 0: 256 MB */
     agent_str_t secret; /* masked in messages when not empty */
 } agent_answer_limits_t;
 

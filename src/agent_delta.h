@@ -45,10 +45,10 @@ int agent_usage_given(const agent_usage_t *u);
 
 typedef struct {
     agent_delta_type_t type;
-    unsigned call;             /* tool call, 0 for the first, no gaps */
-    agent_str_t text;          /* escaped text, see agent_json.h */
-    agent_str_t id;            /* tool call id, plain UTF-8, never empty */
-    agent_str_t name;          /* tool name, plain UTF-8, never empty */
+    unsigned call;    /* tool call, 0 for the first, no gaps */
+    agent_str_t text; /* escaped text, see agent_json.h */
+    agent_str_t id;   /* tool call id, plain UTF-8, never empty */
+    agent_str_t name; /* tool name, plain UTF-8, never empty */
     agent_finish_t finish;
     const agent_usage_t *usage; /* with FINISH and ERROR, NULL: none */
     const agent_fault_t *fault; /* with ERROR */

@@ -58,8 +58,8 @@ int agent_id_is_plain(agent_str_t id);
 
 typedef struct {
     const agent_alloc_t *alloc;
-    json_t *root;           /* owned */
-    agent_str_t thread_id;  /* empty when absent */
+    json_t *root;          /* owned */
+    agent_str_t thread_id; /* empty when absent */
     agent_str_t run_id;
     agent_str_t parent_run_id;
     agent_message_t *messages; /* owned; those of accepted roles, in order */

@@ -31,14 +31,14 @@ typedef agent_rc_t (*agent_sse_pt)(void *ctx, const agent_sse_event_t *ev);
 typedef struct {
     agent_sse_pt handler;
     void *ctx;
-    size_t max_event;  /* bytes of one event's data, type or id */
-    agent_buf_t line;  /* the unfinished line */
-    agent_buf_t data;  /* data lines so far, each with its LF */
+    size_t max_event; /* bytes of one event's data, type or id */
+    agent_buf_t line; /* the unfinished line */
+    agent_buf_t data; /* data lines so far, each with its LF */
     agent_buf_t type;
     agent_buf_t id;
-    uint64_t retry;    /* last valid retry field, milliseconds */
-    unsigned bom : 3;  /* BOM bytes matched at offset 0; 7: decided */
-    unsigned cr : 1;   /* the last byte was CR: swallow one LF */
+    uint64_t retry;   /* last valid retry field, milliseconds */
+    unsigned bom : 3; /* BOM bytes matched at offset 0; 7: decided */
+    unsigned cr : 1;  /* the last byte was CR: swallow one LF */
     unsigned has_data : 1;
     unsigned has_retry : 1;
 } agent_sse_t;

@@ -38,8 +38,8 @@ is_bytes(const char *got, size_t n, const char *want, size_t m,
 
     if (!same) {
         printf("#   got (%zu): %.*s\n#  want (%zu): %.*s\n", n,
-               (int) (n > 2000 ? 2000 : n), got, m,
-               (int) (m > 2000 ? 2000 : m), want);
+               (int) (n > 2000 ? 2000 : n), got, m, (int) (m > 2000 ? 2000 : m),
+               want);
     }
 
     return same;

@@ -41,6 +41,8 @@ typedef struct {
     agent_str_t url;   /* default API base, empty: none */
     agent_str_t model; /* default model, empty: must be given */
     agent_str_t path;  /* appended to the base */
+    agent_str_t auth;  /* header that carries the key, up to the key itself:
+                          "Authorization: Bearer " */
 
     /* Keys that "set" and allow_override may not touch; NULL-terminated. */
     const char *const *reserved;
@@ -73,6 +75,17 @@ extern const agent_codec_t *const agent_codecs[]; /* NULL-terminated */
 const agent_codec_t *agent_codec_find(agent_str_t name);
 
 /*
+ * For codecs: the fault that a server's error means.  "root" is what it said
+ * (an object or array in any of the known shapes, a string, or NULL), "status"
+ * the HTTP status, 0 inside a stream.  Other text is cleaned; what refuses the
+ * credentials never quotes the server.
+ */
+void agent_codec_fault(agent_fault_t *f, unsigned status, const json_t *root);
+
+/* Masks in the message what it has in common with the secret. */
+void agent_codec_mask(agent_fault_t *f, agent_str_t secret);
+
+/*
  * The answer to one model call: status, media type and body bytes in, deltas
  * out; emits exactly one FINISH or ERROR, always the last delta, unless memory
  * ran out or emit stopped it.
@@ -89,7 +102,8 @@ typedef struct agent_answer_s agent_answer_t;
 typedef struct {
     size_t max_event;   /* bytes of one SSE event or JSON answer, 0: 16 MB */
     size_t max_body;    /* bytes of the whole body, 0: 256 MB */
-    agent_str_t secret; /* masked in messages when not empty */
+    agent_str_t secret; /* masked in messages when not empty; outlives the
+                           answer */
 } agent_answer_limits_t;
 
 agent_answer_t *agent_answer_create(const agent_codec_t *codec,

@@ -53,15 +53,16 @@ size_t agent_utf8_valid(agent_str_t s);
 void agent_json_sanitize(agent_buf_t *b, agent_str_t s);
 
 typedef struct {
-    size_t max_depth;  /* nesting of arrays and objects */
-    size_t max_values; /* values of any kind in the whole text */
+    size_t max_depth;  /* nesting of arrays and objects, 0: no limit */
+    size_t max_values; /* values of any kind in the whole text, 0: no limit */
 } agent_json_limits_t;
 
 /*
  * Parses one JSON text, refusing duplicate object keys and what passes the
  * limits (checked before a tree is built, in one pass over the bytes).
  * NUL characters ("\u0000") are allowed in values.  Returns a new reference,
- * or NULL with *fault set (bad_request with line and column, too_large).
+ * or NULL with *fault set (bad_request with line and column, too_large, or
+ * internal when memory ran out).
  */
 json_t *agent_json_load(agent_str_t text, const agent_json_limits_t *limits,
                         agent_fault_t *fault);

@@ -112,4 +112,75 @@ void agent_input_free(agent_input_t *in);
  */
 agent_rc_t agent_input_pair(agent_input_t *in, agent_fault_t *fault);
 
+/*
+ * For agent_message.c and agent_input.c: a request is checked against tables
+ * of members, and a refusal names the place.
+ */
+
+/* NULL, or why this is no id: "must not be empty" and so on. */
+const char *agent_id_check(agent_str_t id);
+
+typedef struct agent_where_s {
+    const struct agent_where_s *up; /* NULL: the request itself */
+    const char *key;                /* a member; NULL: element "index" */
+    size_t index;
+} agent_where_t;
+
+typedef enum {
+    AGENT_MEMBER_ANY,
+    AGENT_MEMBER_STRING,
+    AGENT_MEMBER_NAME, /* a string that is not empty */
+    AGENT_MEMBER_ID,
+    AGENT_MEMBER_TEXT, /* a string or an array */
+    AGENT_MEMBER_ARRAY,
+    AGENT_MEMBER_OBJECT
+} agent_member_type_t;
+
+typedef struct {
+    const char *key;
+    agent_member_type_t type;
+    int required;
+    const char *alias; /* stands in when "key" is absent */
+} agent_member_t;
+
+#define AGENT_MAY(key, type)                                                   \
+    {                                                                          \
+        key, AGENT_MEMBER_##type, 0, NULL                                      \
+    }
+#define AGENT_MUST(key, type)                                                  \
+    {                                                                          \
+        key, AGENT_MEMBER_##type, 1, NULL                                      \
+    }
+#define AGENT_END                                                              \
+    {                                                                          \
+        NULL, AGENT_MEMBER_ANY, 0, NULL                                        \
+    }
+
+typedef struct {
+    agent_input_t *in;
+    const agent_input_rules_t *rules;
+    agent_fault_t *fault;
+} agent_reader_t;
+
+/* AGENT_INVALID with "<where>.<key> <what>"; key may be NULL. */
+agent_rc_t agent_reader_refuse(const agent_reader_t *r,
+                               const agent_where_t *where, const char *key,
+                               const char *what);
+
+/* Removes nulls and unknown members, checks the known ones; "members" ends
+ * with a NULL key. */
+agent_rc_t agent_reader_members(const agent_reader_t *r, json_t *json,
+                                const agent_where_t *where,
+                                const agent_member_t *members);
+
+/* Normalises one message in place and adds it.  key: "content", or "parts"
+ * when its content came under that name, with parts as AI SDKs send them. */
+agent_rc_t agent_reader_message(const agent_reader_t *r, json_t *json,
+                                agent_role_t role, const agent_where_t *where,
+                                const char *key);
+
+/* Adds a message and takes over the reference, which may be NULL: the
+ * AGENT_NOMEM of the call that made it. */
+agent_rc_t agent_input_add(agent_input_t *in, agent_role_t role, json_t *json);
+
 #endif /* AGENT_MESSAGE_H */

@@ -1,0 +1,1482 @@
+
+/*
+ * The blocks agent_model { } and agent { }: parsed through a command table of
+ * a module type of their own, so that nginx itself checks names, places and
+ * argument counts.
+ */
+
+#include "ngx_http_agent.h"
+#include "ngx_agent_transfer.h"
+
+
+#define NGX_AGENT_BLOCK_MODULE  0x544E4741   /* "AGNT" */
+
+#define NGX_AGENT_MODEL_CONF    0x02000000
+#define NGX_AGENT_AGENT_CONF    0x04000000
+
+#define NGX_AGENT_SYSTEM_MAX    (1024 * 1024)
+#define NGX_AGENT_CA_MAX        (16 * 1024 * 1024)
+
+
+typedef struct {
+    void  **conf;
+} ngx_agent_block_ctx_t;
+
+
+static char *ngx_agent_block_parse(ngx_conf_t *cf, ngx_uint_t cmd_type,
+    void *conf);
+static char *ngx_agent_model_provider(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
+static char *ngx_agent_model_url(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
+static char *ngx_agent_model_key(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
+static char *ngx_agent_model_header(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
+static char *ngx_agent_model_set(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
+static char *ngx_agent_model_inflight(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
+static char *ngx_agent_agent_model(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
+static char *ngx_agent_agent_system(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
+static char *ngx_agent_agent_memory(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
+static char *ngx_agent_agent_roles(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
+static char *ngx_agent_agent_disconnect(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
+static char *ngx_agent_agent_override(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
+static char *ngx_agent_conf_time(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
+static char *ngx_agent_conf_text(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
+static char *ngx_agent_model_done(ngx_conf_t *cf, ngx_agent_model_t *model);
+static ngx_int_t ngx_agent_model_resolve(ngx_conf_t *cf,
+    ngx_agent_model_t *model);
+
+
+static ngx_command_t  ngx_agent_block_commands[] = {
+
+    /* agent_model { } */
+
+    { ngx_string("provider"),
+      NGX_AGENT_MODEL_CONF|NGX_CONF_TAKE1,
+      ngx_agent_model_provider,
+      0, 0, NULL },
+
+    { ngx_string("url"),
+      NGX_AGENT_MODEL_CONF|NGX_CONF_TAKE1,
+      ngx_agent_model_url,
+      0, 0, NULL },
+
+    { ngx_string("model"),
+      NGX_AGENT_MODEL_CONF|NGX_CONF_TAKE1,
+      ngx_agent_conf_text,
+      0, offsetof(ngx_agent_model_t, model), NULL },
+
+    { ngx_string("key"),
+      NGX_AGENT_MODEL_CONF|NGX_CONF_TAKE1,
+      ngx_agent_model_key,
+      0, 0, NULL },
+
+    { ngx_string("header"),
+      NGX_AGENT_MODEL_CONF|NGX_CONF_TAKE2,
+      ngx_agent_model_header,
+      0, 0, NULL },
+
+    { ngx_string("set"),
+      NGX_AGENT_MODEL_CONF|NGX_CONF_TAKE2,
+      ngx_agent_model_set,
+      0, 0, NULL },
+
+    { ngx_string("connect_timeout"),
+      NGX_AGENT_MODEL_CONF|NGX_CONF_TAKE1,
+      ngx_agent_conf_time,
+      0, offsetof(ngx_agent_model_t, connect_timeout), NULL },
+
+    { ngx_string("first_byte_timeout"),
+      NGX_AGENT_MODEL_CONF|NGX_CONF_TAKE1,
+      ngx_agent_conf_time,
+      0, offsetof(ngx_agent_model_t, first_byte_timeout), NULL },
+
+    { ngx_string("idle_timeout"),
+      NGX_AGENT_MODEL_CONF|NGX_CONF_TAKE1,
+      ngx_agent_conf_time,
+      0, offsetof(ngx_agent_model_t, idle_timeout), NULL },
+
+    { ngx_string("max_inflight"),
+      NGX_AGENT_MODEL_CONF|NGX_CONF_TAKE123,
+      ngx_agent_model_inflight,
+      0, 0, NULL },
+
+    { ngx_string("ssl_verify"),
+      NGX_AGENT_MODEL_CONF|NGX_CONF_FLAG,
+      ngx_conf_set_flag_slot,
+      0, offsetof(ngx_agent_model_t, ssl_verify), NULL },
+
+    { ngx_string("ssl_trusted_certificate"),
+      NGX_AGENT_MODEL_CONF|NGX_CONF_TAKE1,
+      ngx_agent_conf_text,
+      0, offsetof(ngx_agent_model_t, ssl_trusted_certificate), NULL },
+
+    { ngx_string("ssl_certificate"),
+      NGX_AGENT_MODEL_CONF|NGX_CONF_TAKE1,
+      ngx_agent_conf_text,
+      0, offsetof(ngx_agent_model_t, ssl_certificate), NULL },
+
+    { ngx_string("ssl_certificate_key"),
+      NGX_AGENT_MODEL_CONF|NGX_CONF_TAKE1,
+      ngx_agent_conf_text,
+      0, offsetof(ngx_agent_model_t, ssl_certificate_key), NULL },
+
+    /* agent { } */
+
+    { ngx_string("model"),
+      NGX_AGENT_AGENT_CONF|NGX_CONF_TAKE1,
+      ngx_agent_agent_model,
+      0, 0, NULL },
+
+    { ngx_string("system"),
+      NGX_AGENT_AGENT_CONF|NGX_CONF_TAKE1,
+      ngx_agent_agent_system,
+      0, 0, NULL },
+
+    { ngx_string("memory"),
+      NGX_AGENT_AGENT_CONF|NGX_CONF_1MORE,
+      ngx_agent_agent_memory,
+      0, 0, NULL },
+
+    { ngx_string("accept_roles"),
+      NGX_AGENT_AGENT_CONF|NGX_CONF_1MORE,
+      ngx_agent_agent_roles,
+      0, 0, NULL },
+
+    { ngx_string("client_tools"),
+      NGX_AGENT_AGENT_CONF|NGX_CONF_FLAG,
+      ngx_conf_set_flag_slot,
+      0, offsetof(ngx_agent_t, client_tools), NULL },
+
+    { ngx_string("max_run_time"),
+      NGX_AGENT_AGENT_CONF|NGX_CONF_TAKE1,
+      ngx_agent_conf_time,
+      0, offsetof(ngx_agent_t, max_run_time), NULL },
+
+    { ngx_string("on_disconnect"),
+      NGX_AGENT_AGENT_CONF|NGX_CONF_TAKE12,
+      ngx_agent_agent_disconnect,
+      0, 0, NULL },
+
+    { ngx_string("allow_override"),
+      NGX_AGENT_AGENT_CONF|NGX_CONF_1MORE,
+      ngx_agent_agent_override,
+      0, 0, NULL },
+
+      ngx_null_command
+};
+
+
+/*
+ * ctx_index is fixed: nginx counts only modules of the types it knows, and the
+ * context of a block has one slot, for the struct being filled.
+ */
+
+ngx_module_t  ngx_agent_block_module = {
+    0,                                 /* ctx_index */
+    NGX_MODULE_UNSET_INDEX,            /* index */
+    NULL, 0, 0, nginx_version, NGX_MODULE_SIGNATURE,
+    NULL,                              /* module context */
+    ngx_agent_block_commands,          /* module directives */
+    NGX_AGENT_BLOCK_MODULE,            /* module type */
+    NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+    NGX_MODULE_V1_PADDING
+};
+
+
+void
+ngx_agent_where(ngx_conf_t *cf, ngx_agent_where_t *where)
+{
+    where->file = cf->conf_file->file.name;
+    where->line = cf->conf_file->line;
+}
+
+
+static void
+ngx_agent_conf_error(ngx_conf_t *cf, ngx_uint_t level,
+    ngx_agent_where_t *where, const char *fmt, ...)
+{
+    u_char   *p, text[1024];
+    va_list   args;
+
+    va_start(args, fmt);
+    p = ngx_vslprintf(text, text + sizeof(text), fmt, args);
+    va_end(args);
+
+    ngx_log_error(level, cf->log, 0, "%*s in %V:%ui",
+                  (size_t) (p - text), text, &where->file, where->line);
+}
+
+
+static ngx_int_t
+ngx_agent_conf_name(ngx_conf_t *cf, ngx_str_t *name)
+{
+    size_t  i;
+    u_char  c;
+
+    if (name->len == 0 || name->len > 64) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "a name must have 1 to 64 characters");
+        return NGX_ERROR;
+    }
+
+    for (i = 0; i < name->len; i++) {
+        c = name->data[i];
+
+        if (!((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z')
+              || (c >= '0' && c <= '9') || c == '_' || c == '-' || c == '.'))
+        {
+            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                               "invalid name \"%V\", use letters, digits, "
+                               "\"_\", \"-\" and \".\"", name);
+            return NGX_ERROR;
+        }
+    }
+
+    return NGX_OK;
+}
+
+
+static char *
+ngx_agent_block_parse(ngx_conf_t *cf, ngx_uint_t cmd_type, void *conf)
+{
+    char                   *rv;
+    void                   *slot[1];
+    ngx_conf_t              save;
+    ngx_agent_block_ctx_t   ctx;
+
+    slot[0] = conf;
+    ctx.conf = slot;
+
+    save = *cf;
+
+    cf->ctx = &ctx;
+    cf->module_type = NGX_AGENT_BLOCK_MODULE;
+    cf->cmd_type = cmd_type;
+
+    rv = ngx_conf_parse(cf, NULL);
+
+    *cf = save;
+
+    return rv;
+}
+
+
+char *
+ngx_agent_model_block(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_http_agent_main_conf_t *amcf = conf;
+
+    char                *rv;
+    ngx_str_t           *value;
+    ngx_uint_t           i;
+    ngx_agent_model_t  **models, *model, **slot;
+
+    value = cf->args->elts;
+
+    if (ngx_agent_conf_name(cf, &value[1]) != NGX_OK) {
+        return NGX_CONF_ERROR;
+    }
+
+    models = amcf->models.elts;
+
+    for (i = 0; i < amcf->models.nelts; i++) {
+        if (models[i]->name.len == value[1].len
+            && ngx_strncmp(models[i]->name.data, value[1].data, value[1].len)
+               == 0)
+        {
+            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                               "duplicate agent_model \"%V\", the first is "
+                               "in %V:%ui", &value[1],
+                               &models[i]->where.file, models[i]->where.line);
+            return NGX_CONF_ERROR;
+        }
+    }
+
+    model = ngx_pcalloc(cf->pool, sizeof(ngx_agent_model_t));
+    if (model == NULL) {
+        return NGX_CONF_ERROR;
+    }
+
+    model->name = value[1];
+    ngx_agent_where(cf, &model->where);
+
+    model->connect_timeout = NGX_CONF_UNSET_MSEC;
+    model->first_byte_timeout = NGX_CONF_UNSET_MSEC;
+    model->idle_timeout = NGX_CONF_UNSET_MSEC;
+    model->max_inflight = NGX_CONF_UNSET_UINT;
+    model->ssl_verify = NGX_CONF_UNSET;
+
+    ngx_queue_init(&model->waiting);
+
+    slot = ngx_array_push(&amcf->models);
+    if (slot == NULL) {
+        return NGX_CONF_ERROR;
+    }
+
+    *slot = model;
+
+    rv = ngx_agent_block_parse(cf, NGX_AGENT_MODEL_CONF, model);
+
+    if (rv != NGX_CONF_OK) {
+        return rv;
+    }
+
+    return ngx_agent_model_done(cf, model);
+}
+
+
+static char *
+ngx_agent_model_done(ngx_conf_t *cf, ngx_agent_model_t *model)
+{
+    ngx_str_t        *path, *certs[2];
+    ngx_uint_t        i;
+    ngx_file_info_t   fi;
+
+    if (model->codec == NULL) {
+        ngx_agent_conf_error(cf, NGX_LOG_EMERG, &model->where,
+                             "agent_model \"%V\" has no \"provider\"",
+                             &model->name);
+        return NGX_CONF_ERROR;
+    }
+
+    ngx_conf_init_msec_value(model->connect_timeout, 5000);
+    ngx_conf_init_msec_value(model->first_byte_timeout, 300000);
+    ngx_conf_init_msec_value(model->idle_timeout, 300000);
+    ngx_conf_init_uint_value(model->max_inflight, 0);
+    ngx_conf_init_value(model->ssl_verify, 1);
+
+    if (model->model.len == 0) {
+        model->model.data = (u_char *) model->codec->model.data;
+        model->model.len = model->codec->model.len;
+    }
+
+    if (model->model.len == 0) {
+        ngx_agent_conf_error(cf, NGX_LOG_EMERG, &model->where,
+                             "agent_model \"%V\" has no \"model\"",
+                             &model->name);
+        return NGX_CONF_ERROR;
+    }
+
+    if (model->codec->url.len == 0) {
+
+        /* a built-in model */
+
+        if (model->url.len || model->key.len || model->headers) {
+            ngx_agent_conf_error(cf, NGX_LOG_EMERG, &model->where,
+                                 "agent_model \"%V\": the built-in provider "
+                                 "takes no \"url\", \"key\" or \"header\"",
+                                 &model->name);
+            return NGX_CONF_ERROR;
+        }
+
+        model->transport = &ngx_agent_echo_transport;
+
+        return NGX_CONF_OK;
+    }
+
+    model->transport = &ngx_agent_curl_transport;
+
+    if (model->url.len == 0) {
+        model->url.data = (u_char *) model->codec->url.data;
+        model->url.len = model->codec->url.len;
+        model->url_where = model->where;
+
+        if (model->key.len == 0) {
+            ngx_agent_conf_error(cf, NGX_LOG_WARN, &model->where,
+                                 "agent_model \"%V\" uses the provider's own "
+                                 "\"url\" but has no \"key\"", &model->name);
+        }
+    }
+
+    certs[0] = &model->ssl_certificate;
+    certs[1] = &model->ssl_certificate_key;
+
+    if ((certs[0]->len == 0) != (certs[1]->len == 0)) {
+        ngx_agent_conf_error(cf, NGX_LOG_EMERG, &model->where,
+                             "agent_model \"%V\": \"ssl_certificate\" and "
+                             "\"ssl_certificate_key\" go together",
+                             &model->name);
+        return NGX_CONF_ERROR;
+    }
+
+    for (i = 0; i < 2; i++) {
+        if (certs[i]->len == 0) {
+            continue;
+        }
+
+        if (ngx_conf_full_name(cf->cycle, certs[i], 1) != NGX_OK) {
+            return NGX_CONF_ERROR;
+        }
+
+        if (ngx_file_info(certs[i]->data, &fi) == NGX_FILE_ERROR) {
+            ngx_agent_conf_error(cf, NGX_LOG_EMERG, &model->where,
+                                 "agent_model \"%V\": file \"%V\" cannot be "
+                                 "found", &model->name, certs[i]);
+            return NGX_CONF_ERROR;
+        }
+    }
+
+    path = &model->ssl_trusted_certificate;
+
+    if (path->len
+        && ngx_agent_read_file(cf, path, NGX_AGENT_CA_MAX, &model->ca, &fi)
+           != NGX_OK)
+    {
+        return NGX_CONF_ERROR;
+    }
+
+    return NGX_CONF_OK;
+}
+
+
+char *
+ngx_agent_block(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_http_agent_main_conf_t *amcf = conf;
+
+    char         *rv;
+    ngx_str_t    *value;
+    ngx_agent_t  *agent, **slot;
+
+    value = cf->args->elts;
+
+    if (ngx_agent_conf_name(cf, &value[1]) != NGX_OK) {
+        return NGX_CONF_ERROR;
+    }
+
+    agent = ngx_agent_find(amcf, &value[1]);
+
+    if (agent) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "duplicate agent \"%V\", the first is in %V:%ui",
+                           &value[1], &agent->where.file, agent->where.line);
+        return NGX_CONF_ERROR;
+    }
+
+    agent = ngx_pcalloc(cf->pool, sizeof(ngx_agent_t));
+    if (agent == NULL) {
+        return NGX_CONF_ERROR;
+    }
+
+    agent->name = value[1];
+    ngx_agent_where(cf, &agent->where);
+
+    agent->client_tools = NGX_CONF_UNSET;
+    agent->max_run_time = NGX_CONF_UNSET_MSEC;
+    agent->on_disconnect = NGX_CONF_UNSET_UINT;
+
+    slot = ngx_array_push(&amcf->agents);
+    if (slot == NULL) {
+        return NGX_CONF_ERROR;
+    }
+
+    *slot = agent;
+
+    rv = ngx_agent_block_parse(cf, NGX_AGENT_AGENT_CONF, agent);
+
+    if (rv != NGX_CONF_OK) {
+        return rv;
+    }
+
+    if (agent->model_name.len == 0) {
+        ngx_agent_conf_error(cf, NGX_LOG_EMERG, &agent->where,
+                             "agent \"%V\" has no \"model\"", &agent->name);
+        return NGX_CONF_ERROR;
+    }
+
+    ngx_conf_init_value(agent->client_tools, 1);
+    ngx_conf_init_msec_value(agent->max_run_time, 30 * 60 * 1000);
+
+    /* without a replay zone nobody can come back to a run */
+
+    ngx_conf_init_uint_value(agent->on_disconnect, NGX_AGENT_DISCONNECT_CANCEL);
+
+    if (agent->roles == 0) {
+        agent->roles = AGENT_ROLE_BIT(AGENT_ROLE_USER)
+                       | AGENT_ROLE_BIT(AGENT_ROLE_ASSISTANT)
+                       | AGENT_ROLE_BIT(AGENT_ROLE_TOOL);
+    }
+
+    return NGX_CONF_OK;
+}
+
+
+ngx_agent_t *
+ngx_agent_find(ngx_http_agent_main_conf_t *amcf, ngx_str_t *name)
+{
+    ngx_uint_t     i;
+    ngx_agent_t  **agents;
+
+    agents = amcf->agents.elts;
+
+    for (i = 0; i < amcf->agents.nelts; i++) {
+        if (agents[i]->name.len == name->len
+            && ngx_strncmp(agents[i]->name.data, name->data, name->len) == 0)
+        {
+            return agents[i];
+        }
+    }
+
+    return NULL;
+}
+
+
+static char *
+ngx_agent_model_provider(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_agent_model_t *model = conf;
+
+    u_char      *p, names[256];
+    ngx_str_t   *value;
+    ngx_uint_t   i;
+
+    if (model->codec) {
+        return "is duplicate";
+    }
+
+    value = cf->args->elts;
+
+    model->codec = agent_codec_find(ngx_agent_str(&value[1]));
+
+    if (model->codec) {
+        return NGX_CONF_OK;
+    }
+
+    p = names;
+
+    for (i = 0; agent_codecs[i]; i++) {
+        p = ngx_slprintf(p, names + sizeof(names), "%s\"%*s\"",
+                         i ? ", " : "", agent_codecs[i]->name.len,
+                         agent_codecs[i]->name.data);
+    }
+
+    ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                       "unknown provider \"%V\", there are %*s", &value[1],
+                       (size_t) (p - names), names);
+
+    return NGX_CONF_ERROR;
+}
+
+
+static char *
+ngx_agent_conf_text(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    char  *p = conf;
+
+    size_t      i;
+    ngx_str_t  *field, *value;
+
+    field = (ngx_str_t *) (p + cmd->offset);
+
+    if (field->data) {
+        return "is duplicate";
+    }
+
+    value = cf->args->elts;
+
+    if (value[1].len == 0) {
+        return "must not be empty";
+    }
+
+    for (i = 0; i < value[1].len; i++) {
+        if (value[1].data[i] < 0x20 || value[1].data[i] == 0x7f) {
+            return "must not contain control characters";
+        }
+    }
+
+    *field = value[1];
+
+    return NGX_CONF_OK;
+}
+
+
+static char *
+ngx_agent_conf_time(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    char  *p = conf;
+
+    ngx_msec_t  *field, ms;
+    ngx_str_t   *value;
+
+    field = (ngx_msec_t *) (p + cmd->offset);
+
+    if (*field != NGX_CONF_UNSET_MSEC) {
+        return "is duplicate";
+    }
+
+    value = cf->args->elts;
+
+    ms = ngx_parse_time(&value[1], 0);
+
+    if (ms == (ngx_msec_t) NGX_ERROR) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "invalid time \"%V\" in \"%V\", use for example "
+                           "\"500ms\", \"30s\" or \"5m\"", &value[1],
+                           &value[0]);
+        return NGX_CONF_ERROR;
+    }
+
+    if (ms == 0 || ms > 7 * 24 * 3600 * (ngx_msec_t) 1000) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "\"%V\" must be between 1ms and 7d, not \"%V\"",
+                           &value[0], &value[1]);
+        return NGX_CONF_ERROR;
+    }
+
+    *field = ms;
+
+    return NGX_CONF_OK;
+}
+
+
+static char *
+ngx_agent_model_url(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_agent_model_t *model = conf;
+
+    size_t      add, i;
+    ngx_str_t  *value, url, authority;
+
+    value = cf->args->elts;
+    url = value[1];
+
+    if (model->url.data) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "duplicate \"url\": several peers for one model "
+                           "are not supported yet");
+        return NGX_CONF_ERROR;
+    }
+
+    if (url.len > 7 && ngx_strncasecmp(url.data, (u_char *) "http://", 7) == 0)
+    {
+        add = 7;
+
+    } else if (url.len > 8
+               && ngx_strncasecmp(url.data, (u_char *) "https://", 8) == 0)
+    {
+        add = 8;
+        model->ssl = 1;
+
+    } else {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "invalid url \"%V\", it must begin with "
+                           "\"http://\" or \"https://\"", &url);
+        return NGX_CONF_ERROR;
+    }
+
+    authority.data = url.data + add;
+
+    for (i = add; i < url.len; i++) {
+
+        if (url.data[i] <= 0x20 || url.data[i] >= 0x7f || url.data[i] == '"'
+            || url.data[i] == '<' || url.data[i] == '>'
+            || url.data[i] == '\\' || url.data[i] == '#')
+        {
+            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                               "invalid character in url, spaces, \"#\", "
+                               "\"\\\" and non-ASCII characters must be "
+                               "percent-encoded or left out");
+            return NGX_CONF_ERROR;
+        }
+    }
+
+    for (i = add; i < url.len; i++) {
+        if (url.data[i] == '/' || url.data[i] == '?') {
+            break;
+        }
+
+        if (url.data[i] == '@') {
+
+            /* not repeated here: it may hold a password */
+
+            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                               "credentials in a url are refused, use \"key\" "
+                               "or \"header\" with \"file:\" or \"env:\"");
+            return NGX_CONF_ERROR;
+        }
+    }
+
+    authority.len = i - add;
+
+    if (authority.len == 0) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "no host in url \"%V\"", &url);
+        return NGX_CONF_ERROR;
+    }
+
+    if (authority.len >= 5
+        && ngx_strncasecmp(authority.data, (u_char *) "unix:", 5) == 0)
+    {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "unix sockets are not supported in \"url\"");
+        return NGX_CONF_ERROR;
+    }
+
+    model->url = url;
+    ngx_agent_where(cf, &model->url_where);
+
+    return NGX_CONF_OK;
+}
+
+
+/* splits the url; makes endpoint, host, port */
+
+static ngx_int_t
+ngx_agent_model_endpoint(ngx_conf_t *cf, ngx_agent_model_t *model)
+{
+    u_char     *p, *end, *path, *query;
+    size_t      add;
+    ngx_url_t   u;
+
+    model->ssl = (ngx_strncasecmp(model->url.data, (u_char *) "https://", 8)
+                  == 0);
+    add = model->ssl ? 8 : 7;
+
+    path = model->url.data + add;
+    end = model->url.data + model->url.len;
+
+    while (path < end && *path != '/' && *path != '?') {
+        path++;
+    }
+
+    query = path;
+
+    while (query < end && *query != '?') {
+        query++;
+    }
+
+    ngx_memzero(&u, sizeof(ngx_url_t));
+
+    u.url.data = model->url.data + add;
+    u.url.len = path - u.url.data;
+    u.default_port = model->ssl ? 443 : 80;
+    u.no_resolve = 1;
+
+    if (ngx_parse_url(cf->pool, &u) != NGX_OK) {
+        ngx_agent_conf_error(cf, NGX_LOG_EMERG, &model->url_where,
+                             "%s in url \"%V\"", u.err ? u.err : "error",
+                             &model->url);
+        return NGX_ERROR;
+    }
+
+    model->host = u.host;
+    model->port = u.port;
+    model->literal = (u.naddrs > 0);
+
+    if (model->host.len > 2 && model->host.data[0] == '[') {
+        model->host.data++;
+        model->host.len -= 2;
+    }
+
+    if (model->host.len > 253) {
+        ngx_agent_conf_error(cf, NGX_LOG_EMERG, &model->url_where,
+                             "the host in url is longer than 253 characters");
+        return NGX_ERROR;
+    }
+
+    p = query;
+
+    while (p > path && p[-1] == '/') {
+        p--;
+    }
+
+    model->endpoint.data = ngx_pnalloc(cf->pool, model->url.len
+                                       + model->codec->path.len + 1);
+    if (model->endpoint.data == NULL) {
+        return NGX_ERROR;
+    }
+
+    end = ngx_sprintf(model->endpoint.data, "%*s%*s%*s%Z",
+                      (size_t) (p - model->url.data), model->url.data,
+                      model->codec->path.len, model->codec->path.data,
+                      (size_t) (end - query), query);
+
+    model->endpoint.len = end - model->endpoint.data - 1;
+
+    return NGX_OK;
+}
+
+
+static char *
+ngx_agent_model_key(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_agent_model_t *model = conf;
+
+    ngx_str_t  *value;
+
+    if (model->key.data) {
+        return "is duplicate";
+    }
+
+    value = cf->args->elts;
+
+    if (ngx_agent_secret(cf, &value[1], NGX_AGENT_SECRET_ONLY, &model->key)
+        != NGX_OK)
+    {
+        return NGX_CONF_ERROR;
+    }
+
+    return NGX_CONF_OK;
+}
+
+
+static char *
+ngx_agent_model_header(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_agent_model_t *model = conf;
+
+    u_char       c, *p;
+    size_t       i;
+    ngx_str_t   *value, *line, secret;
+    ngx_uint_t   n;
+
+    static const char *const  refused[] = {
+        "host", "content-length", "transfer-encoding", "connection",
+        "content-type", "accept", "expect", "upgrade", "te", "trailer", NULL
+    };
+
+    value = cf->args->elts;
+
+    for (i = 0; i < value[1].len; i++) {
+        c = value[1].data[i];
+
+        if (!((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z')
+              || (c >= '0' && c <= '9') || c == '-' || c == '_'))
+        {
+            break;
+        }
+    }
+
+    if (value[1].len == 0 || i != value[1].len) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "invalid header name \"%V\", give name and value "
+                           "as two words: header Name value;", &value[1]);
+        return NGX_CONF_ERROR;
+    }
+
+    for (n = 0; refused[n]; n++) {
+        if (ngx_strlen(refused[n]) == value[1].len
+            && ngx_strncasecmp(value[1].data, (u_char *) refused[n],
+                               value[1].len) == 0)
+        {
+            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                               "header \"%V\" is made by the module and "
+                               "cannot be set", &value[1]);
+            return NGX_CONF_ERROR;
+        }
+    }
+
+    if (ngx_agent_secret(cf, &value[2], 0, &secret) != NGX_OK) {
+        return NGX_CONF_ERROR;
+    }
+
+    if (model->headers == NULL) {
+        model->headers = ngx_array_create(cf->pool, 4, sizeof(ngx_str_t));
+        if (model->headers == NULL) {
+            return NGX_CONF_ERROR;
+        }
+    }
+
+    line = ngx_array_push(model->headers);
+    if (line == NULL) {
+        return NGX_CONF_ERROR;
+    }
+
+    line->data = ngx_pnalloc(cf->pool, value[1].len + secret.len + 3);
+    if (line->data == NULL) {
+        return NGX_CONF_ERROR;
+    }
+
+    /* libcurl sends a header without a value when it ends with ";" */
+
+    if (secret.len) {
+        p = ngx_sprintf(line->data, "%V: %V", &value[1], &secret);
+
+    } else {
+        p = ngx_sprintf(line->data, "%V;", &value[1]);
+    }
+
+    *p = '\0';
+    line->len = p - line->data;
+
+    return NGX_CONF_OK;
+}
+
+
+static char *
+ngx_agent_model_set(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_agent_model_t *model = conf;
+
+    u_char         *p;
+    json_t         *json;
+    ngx_str_t      *value;
+    ngx_uint_t      i;
+    agent_buf_t     quoted;
+    agent_param_t  *param;
+
+    if (model->codec == NULL) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "\"provider\" must come before \"set\"");
+        return NGX_CONF_ERROR;
+    }
+
+    value = cf->args->elts;
+
+    if (value[1].len == 0) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "\"set\" needs a member's name");
+        return NGX_CONF_ERROR;
+    }
+
+    for (i = 0; model->codec->reserved[i]; i++) {
+        if (ngx_strlen(model->codec->reserved[i]) == value[1].len
+            && ngx_strncmp(model->codec->reserved[i], value[1].data,
+                           value[1].len) == 0)
+        {
+            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                               "\"%V\" is made by the module and cannot be "
+                               "set", &value[1]);
+            return NGX_CONF_ERROR;
+        }
+    }
+
+    if (model->set == NULL) {
+        model->set = ngx_array_create(cf->pool, 4, sizeof(agent_param_t));
+        if (model->set == NULL) {
+            return NGX_CONF_ERROR;
+        }
+    }
+
+    param = model->set->elts;
+
+    for (i = 0; i < model->set->nelts; i++) {
+        if (param[i].key.len == value[1].len
+            && ngx_strncmp(param[i].key.data, value[1].data, value[1].len)
+               == 0)
+        {
+            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                               "duplicate \"set %V\"", &value[1]);
+            return NGX_CONF_ERROR;
+        }
+    }
+
+    param = ngx_array_push(model->set);
+    if (param == NULL) {
+        return NGX_CONF_ERROR;
+    }
+
+    param->key = ngx_agent_str(&value[1]);
+
+    json = json_loadb((char *) value[2].data, value[2].len,
+                      JSON_DECODE_ANY|JSON_REJECT_DUPLICATES, NULL);
+
+    if (json) {
+        json_decref(json);
+        param->value = ngx_agent_str(&value[2]);
+
+        return NGX_CONF_OK;
+    }
+
+    /* a bare word is a string; what was meant as JSON and is not is a fault */
+
+    if (value[2].len == 0 || ngx_strchr("{[\"-0123456789", value[2].data[0])) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "the value of \"set %V\" is not valid JSON, put "
+                           "JSON in single quotes: set stop '[\"a\"]';",
+                           &value[1]);
+        return NGX_CONF_ERROR;
+    }
+
+    agent_buf_init(&quoted, &agent_alloc_libc);
+    agent_json_quote(&quoted, ngx_agent_str(&value[2]));
+
+    if (!agent_buf_ok(&quoted)) {
+        agent_buf_free(&quoted);
+        return NGX_CONF_ERROR;
+    }
+
+    p = ngx_pnalloc(cf->pool, quoted.len);
+
+    if (p) {
+        ngx_memcpy(p, quoted.data, quoted.len);
+        param->value.data = (char *) p;
+        param->value.len = quoted.len;
+    }
+
+    agent_buf_free(&quoted);
+
+    return p ? NGX_CONF_OK : NGX_CONF_ERROR;
+}
+
+
+static char *
+ngx_agent_model_inflight(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_agent_model_t *model = conf;
+
+    ngx_int_t    n;
+    ngx_str_t   *value, s;
+    ngx_uint_t   i;
+
+    if (model->max_inflight != NGX_CONF_UNSET_UINT) {
+        return "is duplicate";
+    }
+
+    value = cf->args->elts;
+
+    n = ngx_atoi(value[1].data, value[1].len);
+
+    if (n == NGX_ERROR || n < 1) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "\"max_inflight\" must be a number from 1, not "
+                           "\"%V\"", &value[1]);
+        return NGX_CONF_ERROR;
+    }
+
+    model->max_inflight = n;
+    model->queue = 0;
+    model->queue_timeout = 30000;
+
+    for (i = 2; i < cf->args->nelts; i++) {
+
+        if (ngx_strncmp(value[i].data, "queue=", 6) == 0) {
+            n = ngx_atoi(value[i].data + 6, value[i].len - 6);
+
+            if (n == NGX_ERROR || n < 0) {
+                goto invalid;
+            }
+
+            model->queue = n;
+
+            continue;
+        }
+
+        if (ngx_strncmp(value[i].data, "timeout=", 8) == 0) {
+            s.data = value[i].data + 8;
+            s.len = value[i].len - 8;
+
+            model->queue_timeout = ngx_parse_time(&s, 0);
+
+            if (model->queue_timeout == (ngx_msec_t) NGX_ERROR
+                || model->queue_timeout == 0)
+            {
+                goto invalid;
+            }
+
+            continue;
+        }
+
+        goto invalid;
+    }
+
+    return NGX_CONF_OK;
+
+invalid:
+
+    ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                       "invalid parameter \"%V\", use \"queue=N\" or "
+                       "\"timeout=time\"", &value[i]);
+
+    return NGX_CONF_ERROR;
+}
+
+
+static char *
+ngx_agent_agent_model(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_agent_t *agent = conf;
+
+    ngx_str_t  *value;
+
+    if (agent->model_name.data) {
+        return "is duplicate";
+    }
+
+    value = cf->args->elts;
+
+    agent->model_name = value[1];
+    ngx_agent_where(cf, &agent->model_where);
+
+    return NGX_CONF_OK;
+}
+
+
+static char *
+ngx_agent_agent_system(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_agent_t *agent = conf;
+
+    ngx_str_t        *value, path;
+    agent_str_t       text;
+    ngx_file_info_t   fi;
+
+    if (agent->system.data) {
+        return "is duplicate";
+    }
+
+    value = cf->args->elts;
+
+    if (value[1].len > 5 && ngx_strncmp(value[1].data, "file:", 5) == 0) {
+        path.data = value[1].data + 5;
+        path.len = value[1].len - 5;
+
+        if (ngx_agent_read_file(cf, &path, NGX_AGENT_SYSTEM_MAX,
+                                &agent->system, &fi)
+            != NGX_OK)
+        {
+            return NGX_CONF_ERROR;
+        }
+
+    } else {
+        agent->system = value[1];
+    }
+
+    text = ngx_agent_str(&agent->system);
+
+    if (agent_utf8_valid(text) != text.len) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "the system prompt is not valid UTF-8");
+        return NGX_CONF_ERROR;
+    }
+
+    return NGX_CONF_OK;
+}
+
+
+static char *
+ngx_agent_agent_memory(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_str_t  *value;
+
+    value = cf->args->elts;
+
+    if (cf->args->nelts == 2 && ngx_strcmp(value[1].data, "off") == 0) {
+        return NGX_CONF_OK;
+    }
+
+    ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                       "\"memory %V\" is not supported yet, only "
+                       "\"memory off\" is", &value[1]);
+
+    return NGX_CONF_ERROR;
+}
+
+
+static char *
+ngx_agent_agent_roles(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_agent_t *agent = conf;
+
+    ngx_str_t     *value;
+    ngx_uint_t     i;
+    agent_role_t   role;
+
+    if (agent->roles) {
+        return "is duplicate";
+    }
+
+    value = cf->args->elts;
+
+    for (i = 1; i < cf->args->nelts; i++) {
+
+        role = agent_role_parse(ngx_agent_str(&value[i]));
+
+        if (role == AGENT_ROLE_UNKNOWN || role == AGENT_ROLE_ACTIVITY) {
+            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                               "unknown role \"%V\", there are \"user\", "
+                               "\"tool\", \"assistant\", \"reasoning\", "
+                               "\"system\" and \"developer\"", &value[i]);
+            return NGX_CONF_ERROR;
+        }
+
+        agent->roles |= AGENT_ROLE_BIT(role);
+    }
+
+    if (!(agent->roles & AGENT_ROLE_BIT(AGENT_ROLE_USER))) {
+        return "must list \"user\"";
+    }
+
+    return NGX_CONF_OK;
+}
+
+
+static char *
+ngx_agent_agent_disconnect(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_agent_t *agent = conf;
+
+    ngx_str_t  *value, s;
+
+    if (agent->on_disconnect != NGX_CONF_UNSET_UINT) {
+        return "is duplicate";
+    }
+
+    value = cf->args->elts;
+
+    if (ngx_strcmp(value[1].data, "continue") == 0) {
+        agent->on_disconnect = NGX_AGENT_DISCONNECT_CONTINUE;
+
+    } else if (ngx_strcmp(value[1].data, "cancel") == 0) {
+        agent->on_disconnect = NGX_AGENT_DISCONNECT_CANCEL;
+
+    } else {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "invalid value \"%V\", use \"continue\" or "
+                           "\"cancel [after=time]\"", &value[1]);
+        return NGX_CONF_ERROR;
+    }
+
+    if (cf->args->nelts == 2) {
+        return NGX_CONF_OK;
+    }
+
+    if (agent->on_disconnect == NGX_AGENT_DISCONNECT_CANCEL
+        && ngx_strncmp(value[2].data, "after=", 6) == 0)
+    {
+        s.data = value[2].data + 6;
+        s.len = value[2].len - 6;
+
+        agent->disconnect_after = ngx_parse_time(&s, 0);
+
+        if (agent->disconnect_after != (ngx_msec_t) NGX_ERROR) {
+            return NGX_CONF_OK;
+        }
+    }
+
+    ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                       "invalid parameter \"%V\", use "
+                       "\"on_disconnect cancel after=time\"", &value[2]);
+
+    return NGX_CONF_ERROR;
+}
+
+
+static char *
+ngx_agent_agent_override(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_agent_t *agent = conf;
+
+    ngx_str_t   *value, *name;
+    ngx_uint_t   i;
+
+    if (agent->allow_override) {
+        return "is duplicate";
+    }
+
+    value = cf->args->elts;
+
+    agent->allow_override = ngx_array_create(cf->pool, cf->args->nelts,
+                                             sizeof(ngx_str_t));
+    if (agent->allow_override == NULL) {
+        return NGX_CONF_ERROR;
+    }
+
+    for (i = 1; i < cf->args->nelts; i++) {
+        name = ngx_array_push(agent->allow_override);
+        if (name == NULL) {
+            return NGX_CONF_ERROR;
+        }
+
+        *name = value[i];
+    }
+
+    return NGX_CONF_OK;
+}
+
+
+static ngx_int_t
+ngx_agent_finish_agent(ngx_conf_t *cf, ngx_http_agent_main_conf_t *amcf,
+    ngx_agent_t *agent)
+{
+    ngx_str_t           *names;
+    ngx_uint_t           i, n;
+    ngx_agent_model_t  **models;
+    const char *const   *reserved;
+
+    models = amcf->models.elts;
+
+    for (i = 0; i < amcf->models.nelts; i++) {
+        if (models[i]->name.len == agent->model_name.len
+            && ngx_strncmp(models[i]->name.data, agent->model_name.data,
+                           agent->model_name.len) == 0)
+        {
+            agent->model = models[i];
+            break;
+        }
+    }
+
+    if (agent->model == NULL) {
+        ngx_agent_conf_error(cf, NGX_LOG_EMERG, &agent->model_where,
+                             "unknown model \"%V\" of agent \"%V\", there is "
+                             "no \"agent_model %V { }\"", &agent->model_name,
+                             &agent->name, &agent->model_name);
+        return NGX_ERROR;
+    }
+
+    if (agent->allow_override == NULL) {
+        return NGX_OK;
+    }
+
+    names = agent->allow_override->elts;
+    reserved = agent->model->codec->reserved;
+
+    for (i = 0; i < agent->allow_override->nelts; i++) {
+        for (n = 0; reserved[n]; n++) {
+            if (ngx_strlen(reserved[n]) == names[i].len
+                && ngx_strncmp(reserved[n], names[i].data, names[i].len) == 0)
+            {
+                ngx_agent_conf_error(cf, NGX_LOG_EMERG, &agent->where,
+                                     "agent \"%V\": \"%V\" is made by the "
+                                     "module, \"allow_override\" cannot name "
+                                     "it", &agent->name, &names[i]);
+                return NGX_ERROR;
+            }
+        }
+    }
+
+    return NGX_OK;
+}
+
+
+ngx_int_t
+ngx_agent_conf_finish(ngx_conf_t *cf, ngx_http_agent_main_conf_t *amcf)
+{
+    ngx_uint_t           i;
+    ngx_agent_t        **agents;
+    ngx_agent_model_t  **models;
+
+    models = amcf->models.elts;
+
+    for (i = 0; i < amcf->models.nelts; i++) {
+
+        if (models[i]->transport != &ngx_agent_curl_transport) {
+            continue;
+        }
+
+        if (ngx_agent_model_endpoint(cf, models[i]) != NGX_OK
+            || ngx_agent_model_resolve(cf, models[i]) != NGX_OK
+            || ngx_agent_curl_headers(cf, models[i]) != NGX_OK)
+        {
+            return NGX_ERROR;
+        }
+    }
+
+    agents = amcf->agents.elts;
+
+    for (i = 0; i < amcf->agents.nelts; i++) {
+        if (agents[i]->model == NULL
+            && ngx_agent_finish_agent(cf, amcf, agents[i]) != NGX_OK)
+        {
+            return NGX_ERROR;
+        }
+    }
+
+    return NGX_OK;
+}
+
+
+/*
+ * Names are looked up here only for locations without a resolver; with one,
+ * each run asks it, and a name that is unknown today is no mistake.
+ */
+
+static ngx_int_t
+ngx_agent_model_resolve(ngx_conf_t *cf, ngx_agent_model_t *model)
+{
+    ngx_str_t   *addr;
+    ngx_url_t    u;
+    ngx_uint_t   i;
+
+    if (model->literal || !model->static_names) {
+        return NGX_OK;
+    }
+
+    ngx_memzero(&u, sizeof(ngx_url_t));
+
+    u.url = model->host;
+    u.default_port = model->port;
+
+    if (ngx_parse_url(cf->pool, &u) != NGX_OK) {
+        ngx_agent_conf_error(cf, NGX_LOG_EMERG, &model->url_where,
+                             "%s in url \"%V\", and a location that uses "
+                             "agent_model \"%V\" has no \"resolver\" to ask "
+                             "later", u.err ? u.err : "error", &model->url,
+                             &model->name);
+        return NGX_ERROR;
+    }
+
+    model->addrs = ngx_array_create(cf->pool, u.naddrs, sizeof(ngx_str_t));
+    if (model->addrs == NULL) {
+        return NGX_ERROR;
+    }
+
+    for (i = 0; i < u.naddrs; i++) {
+        addr = ngx_array_push(model->addrs);
+        if (addr == NULL) {
+            return NGX_ERROR;
+        }
+
+        addr->data = ngx_pnalloc(cf->pool, NGX_SOCKADDR_STRLEN);
+        if (addr->data == NULL) {
+            return NGX_ERROR;
+        }
+
+        addr->len = ngx_sock_ntop(u.addrs[i].sockaddr, u.addrs[i].socklen,
+                                  addr->data, NGX_SOCKADDR_STRLEN, 0);
+    }
+
+    return NGX_OK;
+}
+
+
+void
+ngx_agent_conf_check_env(ngx_cycle_t *cycle, ngx_http_agent_main_conf_t *amcf)
+{
+    size_t            n;
+    ngx_str_t        *var;
+    ngx_uint_t        i, j;
+    ngx_agent_env_t  *env;
+    ngx_core_conf_t  *ccf;
+
+    ccf = (ngx_core_conf_t *) ngx_get_conf(cycle->conf_ctx, ngx_core_module);
+
+    env = amcf->env.elts;
+    var = ccf->env.elts;
+
+    for (i = 0; i < amcf->env.nelts; i++) {
+
+        n = env[i].name.len;
+
+        for (j = 0; j < ccf->env.nelts; j++) {
+            if (var[j].len >= n
+                && ngx_strncmp(var[j].data, env[i].name.data, n) == 0
+                && (var[j].len == n || var[j].data[n] == '='))
+            {
+                break;
+            }
+        }
+
+        if (j < ccf->env.nelts) {
+            continue;
+        }
+
+        ngx_log_error(NGX_LOG_WARN, cycle->log, 0,
+                      "\"env:%V\" in %V:%ui is lost at a binary upgrade of "
+                      "nginx, add \"env %V;\" at the top of the configuration",
+                      &env[i].name, &env[i].where.file, env[i].where.line,
+                      &env[i].name);
+    }
+}

@@ -1,0 +1,417 @@
+
+/*
+ * The module's own small zone: one record per run, seen by every worker, so
+ * that status and cancel work from any of them.  Live records are never
+ * evicted; ended ones go by age, then by need.
+ */
+
+#include "ngx_http_agent.h"
+#include "ngx_agent_replay.h"
+
+
+#define NGX_AGENT_REGISTRY_SIZE     (16 * 1024 * 1024)
+#define NGX_AGENT_REGISTRY_LAYOUT   1
+#define NGX_AGENT_REGISTRY_BUCKETS  8192        /* a power of two */
+#define NGX_AGENT_REGISTRY_RETAIN   (20 * 60 * 1000)
+#define NGX_AGENT_REGISTRY_STEPS    4
+
+
+struct ngx_agent_record_s {
+    ngx_agent_record_t  *next;            /* of the bucket */
+    ngx_queue_t          queue;           /* ended ones, oldest last */
+    u_char               key[NGX_AGENT_KEY_LEN];
+    uint64_t             generation;
+    uint64_t             last_seq;
+    uint64_t             started;
+    uint64_t             finished;
+    agent_usage_t        usage;
+    ngx_pid_t            owner;
+    ngx_atomic_t         cancel;
+    uint8_t              status;
+    uint8_t              code;
+    uint8_t              content;
+    uint16_t             thread_len;
+    u_char               thread[1];
+};
+
+
+typedef struct {
+    uint64_t             layout;
+    uint64_t             generation;      /* never repeats, never goes back */
+    ngx_queue_t          ended;
+    ngx_agent_record_t  *buckets[NGX_AGENT_REGISTRY_BUCKETS];
+} ngx_agent_registry_t;
+
+
+static ngx_int_t ngx_agent_registry_init_zone(ngx_shm_zone_t *shm_zone,
+    void *data);
+
+static ngx_agent_registry_t  *ngx_agent_registry;
+static ngx_slab_pool_t       *ngx_agent_registry_pool;
+
+
+const char *
+ngx_agent_status_name(ngx_uint_t status)
+{
+    static const char *const  names[] = {
+        "queued", "running", "finishing", "finished", "cancelled", "error",
+        "interrupted"
+    };
+
+    return status <= NGX_AGENT_RUN_INTERRUPTED ? names[status] : "error";
+}
+
+
+ngx_int_t
+ngx_agent_registry_zone(ngx_conf_t *cf, ngx_http_agent_main_conf_t *amcf)
+{
+    ngx_str_t  name = ngx_string("ngx_agent_registry");
+
+    amcf->zone = ngx_shared_memory_add(cf, &name, NGX_AGENT_REGISTRY_SIZE,
+                                       &ngx_http_agent_module);
+    if (amcf->zone == NULL) {
+        return NGX_ERROR;
+    }
+
+    amcf->zone->init = ngx_agent_registry_init_zone;
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+ngx_agent_registry_init_zone(ngx_shm_zone_t *shm_zone, void *data)
+{
+    size_t                 len;
+    ngx_slab_pool_t       *shpool;
+    ngx_agent_registry_t  *reg;
+
+    shpool = (ngx_slab_pool_t *) shm_zone->shm.addr;
+
+    if (data) {
+        shm_zone->data = data;
+        return NGX_OK;
+    }
+
+    if (shm_zone->shm.exists) {
+        shm_zone->data = shpool->data;
+        return NGX_OK;
+    }
+
+    reg = ngx_slab_calloc(shpool, sizeof(ngx_agent_registry_t));
+    if (reg == NULL) {
+        return NGX_ERROR;
+    }
+
+    reg->layout = NGX_AGENT_REGISTRY_LAYOUT;
+    reg->generation = ngx_agent_now();
+    ngx_queue_init(&reg->ended);
+
+    len = sizeof(" in agent registry \"\"") + shm_zone->shm.name.len;
+
+    shpool->log_ctx = ngx_slab_alloc(shpool, len);
+    if (shpool->log_ctx == NULL) {
+        return NGX_ERROR;
+    }
+
+    ngx_sprintf(shpool->log_ctx, " in agent registry \"%V\"%Z",
+                &shm_zone->shm.name);
+
+    shpool->log_nomem = 0;
+    shpool->data = reg;
+    shm_zone->data = reg;
+
+    return NGX_OK;
+}
+
+
+ngx_int_t
+ngx_agent_registry_init_process(ngx_http_agent_main_conf_t *amcf)
+{
+    ngx_agent_registry = amcf->zone->data;
+    ngx_agent_registry_pool = (ngx_slab_pool_t *) amcf->zone->shm.addr;
+
+    return NGX_OK;
+}
+
+
+static ngx_agent_record_t **
+ngx_agent_registry_bucket(const u_char *key)
+{
+    uint32_t  n;
+
+    ngx_memcpy(&n, key, sizeof(uint32_t));
+
+    return &ngx_agent_registry->buckets[n & (NGX_AGENT_REGISTRY_BUCKETS - 1)];
+}
+
+
+static ngx_agent_record_t *
+ngx_agent_registry_lookup(const u_char *key)
+{
+    ngx_agent_record_t  *rec;
+
+    for (rec = *ngx_agent_registry_bucket(key); rec; rec = rec->next) {
+        if (ngx_memcmp(rec->key, key, NGX_AGENT_KEY_LEN) == 0) {
+            return rec;
+        }
+    }
+
+    return NULL;
+}
+
+
+static void
+ngx_agent_registry_free(ngx_agent_record_t *rec)
+{
+    ngx_agent_record_t  **p;
+
+    for (p = ngx_agent_registry_bucket(rec->key); *p; p = &(*p)->next) {
+        if (*p == rec) {
+            *p = rec->next;
+            break;
+        }
+    }
+
+    if (ngx_agent_status_over(rec->status)) {
+        ngx_queue_remove(&rec->queue);
+    }
+
+    ngx_slab_free_locked(ngx_agent_registry_pool, rec);
+}
+
+
+/* at most "steps" ended records: those past their time or, forced, any */
+
+static void
+ngx_agent_registry_evict(ngx_uint_t steps, ngx_uint_t force)
+{
+    uint64_t             now;
+    ngx_queue_t         *q;
+    ngx_agent_record_t  *rec;
+
+    now = ngx_agent_now();
+
+    while (steps-- && !ngx_queue_empty(&ngx_agent_registry->ended)) {
+
+        q = ngx_queue_last(&ngx_agent_registry->ended);
+        rec = ngx_queue_data(q, ngx_agent_record_t, queue);
+
+        if (!force && now < rec->finished + NGX_AGENT_REGISTRY_RETAIN) {
+            break;
+        }
+
+        ngx_agent_registry_free(rec);
+    }
+}
+
+
+static void
+ngx_agent_registry_copy(ngx_agent_record_t *rec, ngx_agent_run_info_t *info)
+{
+    info->status = rec->status;
+    info->generation = rec->generation;
+    info->last_seq = rec->last_seq;
+    info->started = rec->started;
+    info->finished = rec->finished;
+    info->usage = rec->usage;
+    info->code = rec->code;
+    info->content = rec->content;
+    info->local = (rec->owner == ngx_pid);
+    info->thread_len = rec->thread_len;
+    ngx_memcpy(info->thread, rec->thread, rec->thread_len);
+}
+
+
+ngx_int_t
+ngx_agent_registry_claim(const u_char *key, ngx_str_t *thread,
+    ngx_agent_record_t **result, ngx_agent_run_info_t *info)
+{
+    size_t                size;
+    ngx_int_t             rc;
+    ngx_uint_t            tries;
+    ngx_agent_record_t   *rec, **bucket;
+
+    if (thread->len > sizeof(info->thread)) {
+        return NGX_ERROR;
+    }
+
+    ngx_shmtx_lock(&ngx_agent_registry_pool->mutex);
+
+    ngx_agent_registry_evict(NGX_AGENT_REGISTRY_STEPS, 0);
+
+    rec = ngx_agent_registry_lookup(key);
+
+    if (rec) {
+        ngx_agent_registry_copy(rec, info);
+
+        if (!ngx_agent_status_over(rec->status)) {
+            rc = NGX_BUSY;
+            goto done;
+        }
+
+        if (rec->content || rec->status == NGX_AGENT_RUN_FINISHED) {
+            rc = NGX_DONE;
+            goto done;
+        }
+
+        /* it ended before it said anything: the next POST replaces it */
+
+        ngx_agent_registry_free(rec);
+    }
+
+    size = offsetof(ngx_agent_record_t, thread) + thread->len;
+
+    for (tries = 0; /* void */ ; tries++) {
+
+        rec = ngx_slab_alloc_locked(ngx_agent_registry_pool, size);
+
+        if (rec || tries == NGX_AGENT_REGISTRY_STEPS) {
+            break;
+        }
+
+        ngx_agent_registry_evict(NGX_AGENT_REGISTRY_STEPS, 1);
+    }
+
+    if (rec == NULL) {
+        rc = NGX_DECLINED;
+        goto done;
+    }
+
+    ngx_memzero(rec, size);
+
+    ngx_memcpy(rec->key, key, NGX_AGENT_KEY_LEN);
+    ngx_memcpy(rec->thread, thread->data, thread->len);
+    rec->thread_len = (uint16_t) thread->len;
+
+    ngx_agent_registry->generation = ngx_max(ngx_agent_registry->generation + 1,
+                                             ngx_agent_now());
+
+    rec->generation = ngx_agent_registry->generation;
+    rec->last_seq = (uint64_t) -1;
+    rec->started = ngx_agent_now();
+    rec->status = NGX_AGENT_RUN_QUEUED;
+    rec->owner = ngx_pid;
+    agent_usage_init(&rec->usage);
+
+    bucket = ngx_agent_registry_bucket(key);
+    rec->next = *bucket;
+    *bucket = rec;
+
+    *result = rec;
+    rc = NGX_OK;
+
+done:
+
+    ngx_shmtx_unlock(&ngx_agent_registry_pool->mutex);
+
+    return rc;
+}
+
+
+ngx_int_t
+ngx_agent_registry_info(const u_char *key, ngx_agent_run_info_t *info)
+{
+    ngx_agent_record_t  *rec;
+
+    ngx_shmtx_lock(&ngx_agent_registry_pool->mutex);
+
+    ngx_agent_registry_evict(NGX_AGENT_REGISTRY_STEPS, 0);
+
+    rec = ngx_agent_registry_lookup(key);
+
+    if (rec) {
+        ngx_agent_registry_copy(rec, info);
+    }
+
+    ngx_shmtx_unlock(&ngx_agent_registry_pool->mutex);
+
+    return rec ? NGX_OK : NGX_DECLINED;
+}
+
+
+ngx_int_t
+ngx_agent_registry_cancel(const u_char *key)
+{
+    ngx_int_t            rc;
+    ngx_agent_record_t  *rec;
+
+    ngx_shmtx_lock(&ngx_agent_registry_pool->mutex);
+
+    rec = ngx_agent_registry_lookup(key);
+
+    if (rec == NULL) {
+        rc = NGX_DECLINED;
+
+    } else if (ngx_agent_status_over(rec->status)) {
+        rc = NGX_DONE;
+
+    } else {
+        rec->cancel = 1;
+        rc = NGX_OK;
+    }
+
+    ngx_shmtx_unlock(&ngx_agent_registry_pool->mutex);
+
+    return rc;
+}
+
+
+void
+ngx_agent_registry_status(ngx_agent_record_t *rec, ngx_uint_t status)
+{
+    ngx_shmtx_lock(&ngx_agent_registry_pool->mutex);
+
+    if (!ngx_agent_status_over(rec->status)) {
+        rec->status = (uint8_t) status;
+    }
+
+    ngx_shmtx_unlock(&ngx_agent_registry_pool->mutex);
+}
+
+
+void
+ngx_agent_registry_finish(ngx_agent_record_t *rec, ngx_agent_run_info_t *info)
+{
+    ngx_shmtx_lock(&ngx_agent_registry_pool->mutex);
+
+    if (!ngx_agent_status_over(rec->status)) {
+        rec->status = (uint8_t) info->status;
+        rec->code = (uint8_t) info->code;
+        rec->usage = info->usage;
+        rec->content = (uint8_t) info->content;
+        rec->finished = ngx_agent_now();
+
+        ngx_queue_insert_head(&ngx_agent_registry->ended, &rec->queue);
+    }
+
+    ngx_shmtx_unlock(&ngx_agent_registry_pool->mutex);
+}
+
+
+/*
+ * Without the lock: the record is live and so ours; readers may see the two
+ * words of one batch apart, which only tells them of an older state.
+ */
+
+void
+ngx_agent_registry_publish(ngx_agent_record_t *rec, uint64_t last_seq,
+    ngx_uint_t content)
+{
+    rec->last_seq = last_seq;
+    rec->content = (uint8_t) content;
+}
+
+
+ngx_uint_t
+ngx_agent_registry_cancelled(ngx_agent_record_t *rec)
+{
+    return rec->cancel;
+}
+
+
+uint64_t
+ngx_agent_registry_generation(ngx_agent_record_t *rec)
+{
+    return rec->generation;
+}

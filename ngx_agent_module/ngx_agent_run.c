@@ -1,0 +1,1129 @@
+
+#include "ngx_http_agent.h"
+#include "ngx_agent_replay.h"
+#include "ngx_agent_run.h"
+#include "ngx_agent_transfer.h"
+
+
+#define NGX_AGENT_TICK        100
+#define NGX_AGENT_INPUT_KEPT  (256 * 1024)
+#define NGX_AGENT_MAX_EVENT   (256 * 1024)
+#define NGX_AGENT_BUCKETS     1024
+
+
+static void ngx_agent_run_call(ngx_agent_run_t *run);
+static void ngx_agent_run_over(ngx_agent_run_t *run);
+static void ngx_agent_run_stop_call(ngx_agent_run_t *run, ngx_uint_t reuse);
+static void ngx_agent_run_wake_handler(ngx_event_t *ev);
+static void ngx_agent_run_free(ngx_agent_run_t *run);
+static void ngx_agent_run_tick(ngx_event_t *ev);
+static void ngx_agent_model_next(ngx_agent_model_t *model);
+static void ngx_agent_run_log_fault(ngx_agent_run_t *run,
+    const agent_fault_t *fault);
+static void ngx_agent_run_last_resort(ngx_agent_run_t *run,
+    const agent_fault_t *fault);
+
+static agent_rc_t ngx_agent_run_delta(void *data, const agent_delta_t *d);
+static agent_rc_t ngx_agent_run_event(void *data, const agent_event_t *ev);
+static void ngx_agent_run_head(void *data, ngx_uint_t status, ngx_str_t *type,
+    ngx_uint_t retry_after);
+static ngx_int_t ngx_agent_run_body(void *data, u_char *p, size_t n);
+static void ngx_agent_run_done(void *data, ngx_agent_transfer_e rc,
+    const char *reason);
+static u_char *ngx_agent_run_log_handler(ngx_log_t *log, u_char *buf,
+    size_t len);
+
+
+static const ngx_agent_transfer_handlers_t  ngx_agent_run_handlers = {
+    ngx_agent_run_head,
+    ngx_agent_run_body,
+    ngx_agent_run_done
+};
+
+
+/* of this worker process */
+
+static ngx_queue_t  ngx_agent_runs;
+static ngx_queue_t  ngx_agent_buckets[NGX_AGENT_BUCKETS];
+static ngx_event_t  ngx_agent_ticker;
+static ngx_msec_t   ngx_agent_exiting_since;
+
+
+ngx_int_t
+ngx_agent_run_init_process(ngx_cycle_t *cycle)
+{
+    ngx_uint_t  i;
+
+    ngx_queue_init(&ngx_agent_runs);
+
+    for (i = 0; i < NGX_AGENT_BUCKETS; i++) {
+        ngx_queue_init(&ngx_agent_buckets[i]);
+    }
+
+    ngx_memzero(&ngx_agent_ticker, sizeof(ngx_event_t));
+
+    ngx_agent_ticker.handler = ngx_agent_run_tick;
+    ngx_agent_ticker.log = cycle->log;
+    ngx_agent_ticker.data = &ngx_agent_ticker;
+
+    return NGX_OK;
+}
+
+
+/* the worker leaves at once: what still runs ends with it */
+
+void
+ngx_agent_run_exit_process(ngx_cycle_t *cycle)
+{
+    ngx_queue_t      *q;
+    agent_fault_t     fault;
+    ngx_agent_run_t  *run;
+
+    agent_fault_set(&fault, AGENT_CODE_WORKER_SHUTDOWN,
+                    "the worker process was shut down");
+
+    for (q = ngx_queue_head(&ngx_agent_runs);
+         q != ngx_queue_sentinel(&ngx_agent_runs);
+         q = ngx_queue_next(q))
+    {
+        run = ngx_queue_data(q, ngx_agent_run_t, queue);
+
+        if (run->state != NGX_AGENT_OVER) {
+            ngx_agent_run_fail(run, &fault);
+        }
+    }
+}
+
+
+ngx_uint_t
+ngx_agent_draining(void)
+{
+    return ngx_exiting || ngx_quit || ngx_terminate;
+}
+
+
+static ngx_queue_t *
+ngx_agent_run_bucket(const u_char *key)
+{
+    uint32_t  n;
+
+    ngx_memcpy(&n, key + 4, sizeof(uint32_t));
+
+    return &ngx_agent_buckets[n % NGX_AGENT_BUCKETS];
+}
+
+
+ngx_agent_run_t *
+ngx_agent_run_find(const u_char *key)
+{
+    ngx_queue_t      *q, *bucket;
+    ngx_agent_run_t  *run;
+
+    bucket = ngx_agent_run_bucket(key);
+
+    for (q = ngx_queue_head(bucket);
+         q != ngx_queue_sentinel(bucket);
+         q = ngx_queue_next(q))
+    {
+        run = ngx_queue_data(q, ngx_agent_run_t, bucket);
+
+        if (ngx_memcmp(run->key, key, NGX_AGENT_KEY_LEN) == 0) {
+            return run;
+        }
+    }
+
+    return NULL;
+}
+
+
+/* --- making a run --------------------------------------------------------- */
+
+static u_char *
+ngx_agent_run_log_handler(ngx_log_t *log, u_char *buf, size_t len)
+{
+    u_char           *p;
+    ngx_agent_run_t  *run;
+
+    p = buf;
+
+    if (log->action) {
+        p = ngx_snprintf(buf, len, " while %s", log->action);
+        len -= p - buf;
+    }
+
+    run = log->data;
+
+    return ngx_snprintf(p, len, ", agent: \"%V\", model: \"%V\", run: %V",
+                        &run->agent->name, &run->model->name, &run->log_ids);
+}
+
+
+static ngx_int_t
+ngx_agent_copy(ngx_pool_t *pool, ngx_str_t *dst, ngx_str_t *src)
+{
+    dst->len = src->len;
+    dst->data = ngx_pstrdup(pool, src);
+
+    return (dst->data || src->len == 0) ? NGX_OK : NGX_ERROR;
+}
+
+
+/* ids outside the grammar do not reach a log line */
+
+static ngx_int_t
+ngx_agent_run_log_ids(ngx_agent_run_t *run)
+{
+    if (agent_id_is_plain(ngx_agent_str(&run->id))) {
+        run->log_ids = run->id;
+        return NGX_OK;
+    }
+
+    run->log_ids.data = ngx_pnalloc(run->pool, 2 * NGX_AGENT_KEY_LEN + 1);
+    if (run->log_ids.data == NULL) {
+        return NGX_ERROR;
+    }
+
+    *run->log_ids.data = '#';
+    ngx_hex_dump(run->log_ids.data + 1, run->key, NGX_AGENT_KEY_LEN);
+    run->log_ids.len = 2 * NGX_AGENT_KEY_LEN + 1;
+
+    return NGX_OK;
+}
+
+
+/* what forwardedProps says of the members it may override */
+
+static ngx_int_t
+ngx_agent_run_overrides(ngx_agent_run_t *run, ngx_http_request_t *r,
+    agent_input_t *input, ngx_array_t *overrides)
+{
+    ngx_str_t      *names;
+    ngx_uint_t      i;
+    agent_str_t     value;
+    agent_param_t  *param;
+
+    if (ngx_array_init(overrides, r->pool, 4, sizeof(agent_param_t))
+        != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    if (run->agent->allow_override == NULL || input->forwarded_props.len == 0)
+    {
+        return NGX_OK;
+    }
+
+    names = run->agent->allow_override->elts;
+
+    for (i = 0; i < run->agent->allow_override->nelts; i++) {
+
+        if (agent_json_find(input->forwarded_props, ngx_agent_str(&names[i]),
+                            &value)
+            != AGENT_OK)
+        {
+            continue;
+        }
+
+        param = ngx_array_push(overrides);
+        if (param == NULL) {
+            return NGX_ERROR;
+        }
+
+        param->key = ngx_agent_str(&names[i]);
+        param->value = value;
+    }
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+ngx_agent_run_request(ngx_agent_run_t *run, ngx_http_request_t *r,
+    agent_input_t *input, agent_fault_t *fault)
+{
+    agent_rc_t       rc;
+    ngx_array_t      overrides;
+    agent_request_t  req;
+
+    if (ngx_agent_run_overrides(run, r, input, &overrides) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    ngx_memzero(&req, sizeof(agent_request_t));
+
+    req.model = ngx_agent_str(&run->model->model);
+    req.system = ngx_agent_str(&run->agent->system);
+    req.messages = input->messages;
+    req.nmessages = input->nmessages;
+    req.tools = input->tools;
+    req.ntools = input->ntools;
+    req.context = input->context;
+    req.ncontext = input->ncontext;
+
+    if (run->model->set) {
+        req.set = run->model->set->elts;
+        req.nset = run->model->set->nelts;
+    }
+
+    req.overrides = overrides.elts;
+    req.noverrides = overrides.nelts;
+
+    rc = run->model->codec->request(&run->body, &req, fault);
+
+    if (rc == AGENT_OK) {
+        return NGX_OK;
+    }
+
+    return (rc == AGENT_INVALID) ? NGX_DECLINED : NGX_ERROR;
+}
+
+
+/*
+ * A reader that has lost its place needs the request's messages once more, so
+ * they are kept as long as they are small; dumping stops where they are not.
+ */
+
+static int
+ngx_agent_run_dump(const char *p, size_t n, void *data)
+{
+    agent_buf_t *b = data;
+
+    if (b->len + n > NGX_AGENT_INPUT_KEPT) {
+        return -1;
+    }
+
+    agent_buf_add(b, p, n);
+
+    return agent_buf_ok(b) ? 0 : -1;
+}
+
+
+static void
+ngx_agent_run_keep_input(ngx_agent_run_t *run, agent_input_t *input)
+{
+    size_t       i;
+    agent_buf_t  b;
+
+    agent_buf_init(&b, &agent_alloc_libc);
+
+    for (i = 0; i < input->nmessages; i++) {
+
+        if (i) {
+            agent_buf_add_char(&b, ',');
+        }
+
+        if (json_dump_callback(input->messages[i].json, ngx_agent_run_dump,
+                               &b, JSON_COMPACT)
+            != 0)
+        {
+            agent_buf_free(&b);
+            return;
+        }
+    }
+
+    run->input.data = ngx_pnalloc(run->pool, b.len);
+
+    if (run->input.data && agent_buf_ok(&b)) {
+        ngx_memcpy(run->input.data, b.data, b.len);
+        run->input.len = b.len;
+        run->input_kept = 1;
+    }
+
+    agent_buf_free(&b);
+}
+
+
+ngx_agent_run_t *
+ngx_agent_run_create(ngx_http_request_t *r, ngx_http_agent_ctx_t *ctx,
+    ngx_http_agent_loc_conf_t *lcf, ngx_agent_log_t *log,
+    agent_fault_t *fault)
+{
+    u_char                     seed[NGX_AGENT_SEED_CHARS];
+    ngx_int_t                  rc;
+    ngx_pool_t                *pool;
+    ngx_agent_run_t           *run;
+    agent_encoder_conf_t       conf;
+    agent_answer_limits_t      limits;
+    ngx_http_core_loc_conf_t  *clcf;
+
+    if (ngx_agent_slots_low()) {
+        agent_fault_set(fault, AGENT_CODE_TOO_BUSY,
+                        "the server has no free connections, try again");
+        fault->retry_after = 1;
+
+        ngx_log_error(NGX_LOG_WARN, r->connection->log, 0,
+                      "agent: no free worker_connections for another run, "
+                      "%ui of %ui are left", ngx_cycle->free_connection_n,
+                      ngx_cycle->connection_n);
+        return NULL;
+    }
+
+    agent_fault_set(fault, AGENT_CODE_INTERNAL,
+                    "not enough memory for the run");
+
+    clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
+
+    pool = ngx_create_pool(1024, ngx_cycle->log);
+    if (pool == NULL) {
+        return NULL;
+    }
+
+    run = ngx_pcalloc(pool, sizeof(ngx_agent_run_t));
+    if (run == NULL) {
+        ngx_destroy_pool(pool);
+        return NULL;
+    }
+
+    run->pool = pool;
+    run->agent = lcf->agent;
+    run->model = lcf->agent->model;
+    run->store = &ngx_agent_local_store;
+    run->events = log;
+    run->started = ngx_current_msec;
+    run->resolver = clcf->resolver;
+    run->resolver_timeout = clcf->resolver_timeout;
+
+    ngx_memcpy(run->key, ctx->key, NGX_AGENT_KEY_LEN);
+    ngx_queue_init(&run->subscribers);
+    agent_buf_init(&run->body, &agent_alloc_libc);
+
+    run->log = ngx_palloc(pool, sizeof(ngx_log_t));
+
+    if (run->log == NULL
+        || ngx_agent_copy(pool, &run->id, &ctx->run_id) != NGX_OK
+        || ngx_agent_copy(pool, &run->thread, &ctx->thread_id) != NGX_OK
+        || ngx_agent_run_log_ids(run) != NGX_OK
+        || ngx_agent_random(seed, 8) != NGX_OK)
+    {
+        goto failed;
+    }
+
+    *run->log = *clcf->error_log;
+
+    run->log->connection = 0;
+    run->log->handler = ngx_agent_run_log_handler;
+    run->log->data = run;
+    run->log->action = "starting a run";
+
+    run->wake.handler = ngx_agent_run_wake_handler;
+    run->wake.data = run;
+    run->wake.log = run->log;
+
+    rc = ngx_agent_run_request(run, r, &ctx->input, fault);
+
+    if (rc != NGX_OK) {
+        goto failed;
+    }
+
+    ngx_agent_run_keep_input(run, &ctx->input);
+
+    ngx_memzero(&conf, sizeof(agent_encoder_conf_t));
+
+    conf.thread_id = ngx_agent_str(&run->thread);
+    conf.run_id = ngx_agent_str(&run->id);
+    conf.parent_run_id = ctx->input.parent_run_id;
+    conf.seed.data = (char *) seed;
+    conf.seed.len = 11;                    /* 8 bytes as base64url */
+    conf.provider = run->model->codec->name;
+    conf.model = ngx_agent_str(&run->model->model);
+    conf.max_delta = NGX_AGENT_MAX_EVENT;
+
+    run->encoder = agent_encoder_create(&conf, ngx_agent_run_event, run,
+                                        &agent_alloc_libc);
+    if (run->encoder == NULL) {
+        goto failed;
+    }
+
+    ngx_memzero(&limits, sizeof(agent_answer_limits_t));
+
+    limits.secret = ngx_agent_str(&run->model->key);
+
+    run->answer = agent_answer_create(run->model->codec, ngx_agent_run_delta,
+                                      run, conf.seed, &limits,
+                                      &agent_alloc_libc);
+    if (run->answer == NULL) {
+        goto failed;
+    }
+
+    ngx_queue_insert_tail(&ngx_agent_runs, &run->queue);
+
+    /* at the head: the newest of one key is the one to be found */
+
+    ngx_queue_insert_head(ngx_agent_run_bucket(run->key), &run->bucket);
+
+    /* not cancelable: a worker that is asked to quit drains its runs first */
+
+    if (!ngx_agent_ticker.timer_set) {
+        ngx_add_timer(&ngx_agent_ticker, NGX_AGENT_TICK);
+    }
+
+    return run;
+
+failed:
+
+    if (run->encoder) {
+        agent_encoder_destroy(run->encoder);
+    }
+
+    agent_buf_free(&run->body);
+    ngx_destroy_pool(pool);
+
+    return NULL;
+}
+
+
+/* --- running -------------------------------------------------------------- */
+
+void
+ngx_agent_run_start(ngx_agent_run_t *run)
+{
+    agent_fault_t       fault;
+    ngx_agent_model_t  *model;
+
+    if (agent_encoder_start(run->encoder) != AGENT_OK) {
+        agent_fault_set(&fault, AGENT_CODE_INTERNAL,
+                        "not enough memory for the run");
+        ngx_agent_run_fail(run, &fault);
+        return;
+    }
+
+    model = run->model;
+
+    if (model->max_inflight == 0 || model->inflight < model->max_inflight) {
+        ngx_agent_run_call(run);
+        return;
+    }
+
+    if (model->nwaiting >= model->queue) {
+        agent_fault_set(&fault, AGENT_CODE_TOO_BUSY,
+                        "the model is at its limit of %lu calls at a time",
+                        (unsigned long) model->max_inflight);
+        fault.retry_after = 1;
+        ngx_agent_run_fail(run, &fault);
+        return;
+    }
+
+    run->state = NGX_AGENT_WAITING;
+    run->queued = ngx_current_msec;
+    run->in_queue = 1;
+
+    ngx_queue_insert_tail(&model->waiting, &run->waiting);
+    model->nwaiting++;
+}
+
+
+static void
+ngx_agent_run_call(ngx_agent_run_t *run)
+{
+    agent_fault_t                 fault;
+    ngx_agent_transfer_request_t  req;
+
+    run->log->action = "calling the model";
+
+    ngx_memzero(&req, sizeof(ngx_agent_transfer_request_t));
+
+    req.model = run->model;
+    req.body = run->body;
+    req.resolver = run->resolver;
+    req.resolver_timeout = run->resolver_timeout;
+    req.handlers = &ngx_agent_run_handlers;
+    req.data = run;
+
+    run->transfer = run->model->transport->start(&req);
+
+    if (run->transfer == NULL) {
+        agent_fault_set(&fault, AGENT_CODE_INTERNAL,
+                        "not enough memory for the model call");
+        ngx_agent_run_fail(run, &fault);
+        return;
+    }
+
+    agent_buf_init(&run->body, &agent_alloc_libc);
+
+    run->state = NGX_AGENT_CALLING;
+    run->model->inflight++;
+    run->inflight = 1;
+
+    run->status = NGX_AGENT_RUN_RUNNING;
+    run->store->set_status(run->events, NGX_AGENT_RUN_RUNNING);
+}
+
+
+static void
+ngx_agent_run_head(void *data, ngx_uint_t status, ngx_str_t *type,
+    ngx_uint_t retry_after)
+{
+    ngx_agent_run_t *run = data;
+
+    run->log->action = "reading from the model";
+
+    agent_answer_head(run->answer, (unsigned) status, ngx_agent_str(type),
+                      (unsigned) retry_after);
+}
+
+
+static ngx_int_t
+ngx_agent_run_body(void *data, u_char *p, size_t n)
+{
+    ngx_agent_run_t *run = data;
+
+    agent_fault_t  fault;
+
+    if (agent_answer_body(run->answer, (char *) p, n) == AGENT_NOMEM) {
+        agent_fault_set(&fault, AGENT_CODE_INTERNAL,
+                        "not enough memory for the answer");
+        ngx_agent_run_fail(run, &fault);
+    }
+
+    /* over: the terminal marker came or the run failed, the call was let go */
+
+    return run->transfer ? NGX_OK : NGX_ERROR;
+}
+
+
+static void
+ngx_agent_run_done(void *data, ngx_agent_transfer_e rc, const char *reason)
+{
+    ngx_agent_run_t *run = data;
+
+    agent_fault_t  fault;
+
+    run->transfer = NULL;
+
+    switch (rc) {
+
+    case NGX_AGENT_TRANSFER_OK:
+    case NGX_AGENT_TRANSFER_CUT:
+
+        if (agent_answer_end(run->answer, rc == NGX_AGENT_TRANSFER_OK)
+            == AGENT_NOMEM)
+        {
+            agent_fault_set(&fault, AGENT_CODE_INTERNAL,
+                            "not enough memory for the answer");
+            ngx_agent_run_fail(run, &fault);
+        }
+
+        if (run->state != NGX_AGENT_OVER) {
+            agent_fault_set(&fault, AGENT_CODE_UPSTREAM_TRUNCATED,
+                            "the model's answer ended early");
+            ngx_agent_run_fail(run, &fault);
+        }
+
+        return;
+
+    case NGX_AGENT_TRANSFER_UNREACHABLE:
+        agent_fault_set(&fault, AGENT_CODE_UPSTREAM_UNREACHABLE,
+                        "the model server cannot be reached: %s", reason);
+        break;
+
+    case NGX_AGENT_TRANSFER_TLS:
+        agent_fault_set(&fault, AGENT_CODE_UPSTREAM_TLS,
+                        "no trusted TLS connection to the model server: %s",
+                        reason);
+        break;
+
+    case NGX_AGENT_TRANSFER_TIMEOUT:
+        agent_fault_set(&fault, AGENT_CODE_UPSTREAM_TIMEOUT,
+                        "the model server did not answer in time: %s",
+                        reason);
+        break;
+
+    case NGX_AGENT_TRANSFER_PROTOCOL:
+        agent_fault_set(&fault, AGENT_CODE_UPSTREAM_ERROR,
+                        "the model server's answer cannot be read: %s",
+                        reason);
+        break;
+
+    case NGX_AGENT_TRANSFER_BUSY:
+        agent_fault_set(&fault, AGENT_CODE_TOO_BUSY,
+                        "the server has no free connections, try again");
+        fault.retry_after = 1;
+        break;
+
+    default:
+        agent_fault_set(&fault, AGENT_CODE_INTERNAL,
+                        "the model call failed: %s", reason);
+        break;
+    }
+
+    ngx_agent_run_fail(run, &fault);
+}
+
+
+/* a neutral delta of the answer: to the encoder */
+
+static agent_rc_t
+ngx_agent_run_delta(void *data, const agent_delta_t *d)
+{
+    ngx_agent_run_t *run = data;
+
+    agent_rc_t     rc;
+    agent_fault_t  fault;
+
+    if (run->state == NGX_AGENT_OVER) {
+        return AGENT_ABORTED;
+    }
+
+    if (d->type == AGENT_DELTA_ERROR) {
+
+        /* what a client may know is not all that an operator wants to know */
+
+        fault = *d->fault;
+        ngx_agent_run_log_fault(run, &fault);
+
+    } else if (!run->has_first && d->type != AGENT_DELTA_FINISH) {
+        run->has_first = 1;
+        run->first_token = ngx_current_msec - run->started;
+    }
+
+    rc = agent_encoder_delta(run->encoder, d);
+
+    if (rc == AGENT_OK || rc == AGENT_DONE) {
+        return AGENT_OK;
+    }
+
+    return rc;
+}
+
+
+/* an event of the encoder: into the log */
+
+static agent_rc_t
+ngx_agent_run_event(void *data, const agent_event_t *ev)
+{
+    ngx_agent_run_t *run = data;
+
+    ngx_agent_run_info_t  info;
+
+    if (run->state == NGX_AGENT_OVER) {
+        return AGENT_ABORTED;
+    }
+
+    if (!agent_event_is_terminal(ev->type)) {
+
+        if (run->store->append(run->events, ev) != NGX_OK) {
+            return AGENT_NOMEM;
+        }
+
+        ngx_agent_run_wake(run);
+
+        return AGENT_OK;
+    }
+
+    ngx_memzero(&info, sizeof(ngx_agent_run_info_t));
+
+    switch (agent_encoder_outcome(run->encoder)) {
+
+    case AGENT_RUN_FINISHED:
+        info.status = NGX_AGENT_RUN_FINISHED;
+        break;
+
+    case AGENT_RUN_CANCELLED:
+        info.status = NGX_AGENT_RUN_CANCELLED;
+        break;
+
+    default:
+        info.status = NGX_AGENT_RUN_ERROR;
+        info.code = agent_encoder_fault(run->encoder)->code;
+    }
+
+    info.usage = *agent_encoder_usage(run->encoder);
+    info.content = run->has_first;
+
+    run->status = info.status;
+
+    run->store->finish(run->events, &info);
+
+    if (run->store->append(run->events, ev) != NGX_OK) {
+        return AGENT_NOMEM;
+    }
+
+    ngx_agent_run_over(run);
+
+    return AGENT_OK;
+}
+
+
+static void
+ngx_agent_run_over(ngx_agent_run_t *run)
+{
+    run->state = NGX_AGENT_OVER;
+
+    ngx_agent_run_stop_call(run, run->status == NGX_AGENT_RUN_FINISHED);
+    ngx_agent_run_wake(run);
+}
+
+
+/* frees the place in the model's limit and lets the transfer go */
+
+static void
+ngx_agent_run_stop_call(ngx_agent_run_t *run, ngx_uint_t reuse)
+{
+    ngx_agent_transfer_t  *t;
+
+    t = run->transfer;
+
+    if (t) {
+        run->transfer = NULL;
+
+        if (reuse) {
+            run->model->transport->release(t);
+
+        } else {
+            run->model->transport->cancel(t);
+        }
+    }
+
+    if (run->in_queue) {
+        ngx_queue_remove(&run->waiting);
+        run->model->nwaiting--;
+        run->in_queue = 0;
+    }
+
+    if (run->inflight) {
+        run->inflight = 0;
+        run->model->inflight--;
+
+        ngx_agent_model_next(run->model);
+    }
+}
+
+
+/* a place became free: the oldest waiting run gets it */
+
+static void
+ngx_agent_model_next(ngx_agent_model_t *model)
+{
+    ngx_queue_t      *q;
+    ngx_agent_run_t  *run;
+
+    while (!ngx_queue_empty(&model->waiting)
+           && model->inflight < model->max_inflight)
+    {
+        q = ngx_queue_head(&model->waiting);
+        run = ngx_queue_data(q, ngx_agent_run_t, waiting);
+
+        ngx_queue_remove(q);
+        model->nwaiting--;
+        run->in_queue = 0;
+
+        ngx_agent_run_call(run);
+    }
+}
+
+
+static void
+ngx_agent_run_log_fault(ngx_agent_run_t *run, const agent_fault_t *fault)
+{
+    ngx_uint_t  level;
+
+    switch (fault->code) {
+
+    case AGENT_CODE_TOO_BUSY:
+    case AGENT_CODE_UPSTREAM_RATE_LIMITED:
+    case AGENT_CODE_UPSTREAM_OVERLOADED:
+    case AGENT_CODE_RUN_TIMEOUT:
+    case AGENT_CODE_WORKER_SHUTDOWN:
+        level = NGX_LOG_WARN;
+        break;
+
+    default:
+        level = NGX_LOG_ERR;
+    }
+
+    ngx_log_error(level, run->log, 0, "agent run failed: %s: %s",
+                  agent_code_name(fault->code), fault->message);
+}
+
+
+void
+ngx_agent_run_fail(ngx_agent_run_t *run, const agent_fault_t *fault)
+{
+    if (run->state == NGX_AGENT_OVER) {
+        return;
+    }
+
+    ngx_agent_run_log_fault(run, fault);
+
+    (void) agent_encoder_error(run->encoder, fault);
+
+    ngx_agent_run_last_resort(run, fault);
+}
+
+
+void
+ngx_agent_run_cancel(ngx_agent_run_t *run)
+{
+    agent_fault_t  fault;
+
+    if (run->state == NGX_AGENT_OVER) {
+        return;
+    }
+
+    (void) agent_encoder_cancel(run->encoder);
+
+    agent_fault_set(&fault, AGENT_CODE_INTERNAL,
+                    "not enough memory for the run");
+
+    ngx_agent_run_last_resort(run, &fault);
+}
+
+
+/*
+ * The terminal event could not be written, not even its own memory was there.
+ * The run is over all the same; readers see it by its state.
+ */
+
+static void
+ngx_agent_run_last_resort(ngx_agent_run_t *run, const agent_fault_t *fault)
+{
+    ngx_agent_run_info_t  info;
+
+    if (run->state == NGX_AGENT_OVER) {
+        return;
+    }
+
+    ngx_memzero(&info, sizeof(ngx_agent_run_info_t));
+
+    agent_usage_init(&info.usage);
+    info.status = NGX_AGENT_RUN_ERROR;
+    info.code = fault->code;
+    info.content = run->has_first;
+
+    run->status = NGX_AGENT_RUN_ERROR;
+    run->store->finish(run->events, &info);
+
+    ngx_agent_run_over(run);
+}
+
+
+/* --- readers -------------------------------------------------------------- */
+
+void
+ngx_agent_run_wake(ngx_agent_run_t *run)
+{
+    if (!run->wake.posted) {
+        ngx_post_event(&run->wake, &ngx_posted_events);
+    }
+}
+
+
+static void
+ngx_agent_run_wake_handler(ngx_event_t *ev)
+{
+    ngx_queue_t             *q;
+    ngx_agent_run_t         *run;
+    ngx_agent_subscriber_t  *s;
+
+    run = ev->data;
+
+    run->store->publish(run->events, run->has_first);
+
+    for (q = ngx_queue_head(&run->subscribers);
+         q != ngx_queue_sentinel(&run->subscribers);
+         q = ngx_queue_next(q))
+    {
+        s = ngx_queue_data(q, ngx_agent_subscriber_t, queue);
+        s->dirty = 1;
+    }
+
+    /* a pump may take any subscriber out of the list and put new ones in */
+
+    while (!ngx_queue_empty(&run->subscribers)) {
+        q = ngx_queue_head(&run->subscribers);
+        s = ngx_queue_data(q, ngx_agent_subscriber_t, queue);
+
+        if (!s->dirty) {
+            break;
+        }
+
+        s->dirty = 0;
+
+        ngx_queue_remove(q);
+        ngx_queue_insert_tail(&run->subscribers, q);
+
+        ngx_agent_subscriber_pump(s);
+    }
+
+    if (run->state == NGX_AGENT_OVER && run->nsubscribers == 0) {
+        ngx_agent_run_free(run);
+        return;
+    }
+
+    run->store->trim(run->events);
+}
+
+
+void
+ngx_agent_run_join(ngx_agent_run_t *run, ngx_agent_subscriber_t *s)
+{
+    ngx_queue_insert_tail(&run->subscribers, &s->queue);
+    run->nsubscribers++;
+    run->has_left = 0;
+}
+
+
+void
+ngx_agent_run_leave(ngx_agent_run_t *run, ngx_agent_subscriber_t *s)
+{
+    ngx_queue_remove(&s->queue);
+    run->nsubscribers--;
+
+    if (run->nsubscribers) {
+        return;
+    }
+
+    if (run->state == NGX_AGENT_OVER) {
+        ngx_agent_run_wake(run);
+        return;
+    }
+
+    if (run->agent->on_disconnect == NGX_AGENT_DISCONNECT_CONTINUE) {
+        return;
+    }
+
+    if (run->agent->disconnect_after == 0) {
+        ngx_log_error(NGX_LOG_INFO, run->log, 0,
+                      "agent run cancelled: its client has gone");
+        ngx_agent_run_cancel(run);
+        return;
+    }
+
+    run->has_left = 1;
+    run->left = ngx_current_msec;
+}
+
+
+/* only called by the wake handler: elsewhere the run may be on the stack */
+
+static void
+ngx_agent_run_free(ngx_agent_run_t *run)
+{
+    if (run->wake.posted) {
+        ngx_delete_posted_event(&run->wake);
+    }
+
+    ngx_agent_run_stop_call(run, 0);
+
+    ngx_queue_remove(&run->queue);
+    ngx_queue_remove(&run->bucket);
+
+    run->store->close(run->events);
+
+    agent_answer_destroy(run->answer);
+    agent_encoder_destroy(run->encoder);
+    agent_buf_free(&run->body);
+
+    ngx_destroy_pool(run->pool);
+}
+
+
+/* --- the tick: deadlines, cancels from elsewhere, shutdown ---------------- */
+
+static ngx_msec_t
+ngx_agent_shutdown_after(void)
+{
+    ngx_msec_t        t;
+    ngx_core_conf_t  *ccf;
+
+    ccf = (ngx_core_conf_t *) ngx_get_conf(ngx_cycle->conf_ctx,
+                                           ngx_core_module);
+    t = ccf->shutdown_timeout;
+
+    if (t == 0) {
+        return 0;
+    }
+
+    /* before nginx itself cuts the clients off */
+
+    return (t > 2000) ? t - 1000 : t / 2;
+}
+
+
+static void
+ngx_agent_run_check(ngx_agent_run_t *run, ngx_uint_t shutdown)
+{
+    ngx_msec_t     now;
+    agent_fault_t  fault;
+
+    if (run->state == NGX_AGENT_OVER) {
+        return;
+    }
+
+    now = ngx_current_msec;
+
+    if (run->store->cancelled(run->events)) {
+        ngx_agent_run_cancel(run);
+        return;
+    }
+
+    if (shutdown) {
+        agent_fault_set(&fault, AGENT_CODE_WORKER_SHUTDOWN,
+                        "the server was shut down");
+
+    } else if (now - run->started >= run->agent->max_run_time) {
+        agent_fault_set(&fault, AGENT_CODE_RUN_TIMEOUT,
+                        "the run took longer than %lu ms",
+                        (unsigned long) run->agent->max_run_time);
+
+    } else if (run->in_queue
+               && now - run->queued >= run->model->queue_timeout)
+    {
+        agent_fault_set(&fault, AGENT_CODE_TOO_BUSY,
+                        "no place among the model's calls became free");
+        fault.retry_after = 1;
+
+    } else if (run->has_left
+               && now - run->left >= run->agent->disconnect_after)
+    {
+        ngx_log_error(NGX_LOG_INFO, run->log, 0,
+                      "agent run cancelled: its client has gone");
+        ngx_agent_run_cancel(run);
+        return;
+
+    } else {
+        return;
+    }
+
+    ngx_agent_run_fail(run, &fault);
+}
+
+
+static void
+ngx_agent_run_tick(ngx_event_t *ev)
+{
+    ngx_msec_t        after;
+    ngx_uint_t        shutdown;
+    ngx_queue_t      *q, *next;
+    ngx_agent_run_t  *run;
+
+    shutdown = 0;
+
+    if (ngx_exiting) {
+        if (ngx_agent_exiting_since == 0) {
+            ngx_agent_exiting_since = ngx_current_msec;
+        }
+
+        after = ngx_agent_shutdown_after();
+
+        if (after && ngx_current_msec - ngx_agent_exiting_since >= after) {
+            shutdown = 1;
+        }
+    }
+
+    /* runs are only freed by their wake handler, so the list stays whole */
+
+    for (q = ngx_queue_head(&ngx_agent_runs);
+         q != ngx_queue_sentinel(&ngx_agent_runs);
+         q = next)
+    {
+        next = ngx_queue_next(q);
+        run = ngx_queue_data(q, ngx_agent_run_t, queue);
+
+        ngx_agent_run_check(run, shutdown);
+    }
+
+    if (!ngx_queue_empty(&ngx_agent_runs)) {
+        ngx_add_timer(ev, NGX_AGENT_TICK);
+    }
+}

@@ -1,0 +1,557 @@
+
+/*
+ * The module: its directives in http, server and location, what they inherit,
+ * and the hooks into nginx.  From here: a POST enters in ngx_agent_endpoint.c,
+ * becomes a run (ngx_agent_run.c) whose events a request reads as a subscriber
+ * (ngx_agent_subscriber.c).
+ */
+
+#include "ngx_http_agent.h"
+#include "ngx_agent_replay.h"
+#include "ngx_agent_run.h"
+
+
+static void *ngx_http_agent_create_main_conf(ngx_conf_t *cf);
+static void *ngx_http_agent_create_loc_conf(ngx_conf_t *cf);
+static char *ngx_http_agent_merge_loc_conf(ngx_conf_t *cf, void *parent,
+    void *child);
+static ngx_int_t ngx_http_agent_preconfiguration(ngx_conf_t *cf);
+static ngx_int_t ngx_http_agent_postconfiguration(ngx_conf_t *cf);
+static ngx_int_t ngx_http_agent_init_module(ngx_cycle_t *cycle);
+static ngx_int_t ngx_http_agent_init_process(ngx_cycle_t *cycle);
+static void ngx_http_agent_exit_process(ngx_cycle_t *cycle);
+
+static char *ngx_http_agent_pass(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
+static char *ngx_http_agent_owner(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
+static char *ngx_http_agent_heartbeat(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
+static void ngx_http_agent_owner_warn(ngx_conf_t *cf,
+    ngx_http_agent_loc_conf_t *conf);
+
+
+static ngx_command_t  ngx_http_agent_commands[] = {
+
+    { ngx_string("agent_model"),
+      NGX_HTTP_MAIN_CONF|NGX_CONF_BLOCK|NGX_CONF_TAKE1,
+      ngx_agent_model_block,
+      NGX_HTTP_MAIN_CONF_OFFSET,
+      0,
+      NULL },
+
+    { ngx_string("agent"),
+      NGX_HTTP_MAIN_CONF|NGX_CONF_BLOCK|NGX_CONF_TAKE1,
+      ngx_agent_block,
+      NGX_HTTP_MAIN_CONF_OFFSET,
+      0,
+      NULL },
+
+    { ngx_string("agent_pass"),
+      NGX_HTTP_LOC_CONF|NGX_HTTP_LIF_CONF|NGX_HTTP_LMT_CONF|NGX_CONF_TAKE1,
+      ngx_http_agent_pass,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      0,
+      NULL },
+
+    { ngx_string("agent_owner"),
+      NGX_HTTP_MAIN_CONF|NGX_HTTP_SRV_CONF|NGX_HTTP_LOC_CONF|NGX_HTTP_LIF_CONF
+                        |NGX_CONF_TAKE1,
+      ngx_http_agent_owner,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      0,
+      NULL },
+
+    { ngx_string("agent_thread"),
+      NGX_HTTP_MAIN_CONF|NGX_HTTP_SRV_CONF|NGX_HTTP_LOC_CONF|NGX_HTTP_LIF_CONF
+                        |NGX_CONF_TAKE1,
+      ngx_http_set_complex_value_slot,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      offsetof(ngx_http_agent_loc_conf_t, thread),
+      NULL },
+
+    { ngx_string("agent_heartbeat"),
+      NGX_HTTP_MAIN_CONF|NGX_HTTP_SRV_CONF|NGX_HTTP_LOC_CONF|NGX_CONF_TAKE1,
+      ngx_http_agent_heartbeat,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      0,
+      NULL },
+
+    { ngx_string("agent_cors"),
+      NGX_HTTP_MAIN_CONF|NGX_HTTP_SRV_CONF|NGX_HTTP_LOC_CONF|NGX_CONF_1MORE,
+      ngx_http_agent_cors,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      0,
+      NULL },
+
+    { ngx_string("agent_intercept_errors"),
+      NGX_HTTP_MAIN_CONF|NGX_HTTP_SRV_CONF|NGX_HTTP_LOC_CONF|NGX_CONF_FLAG,
+      ngx_conf_set_flag_slot,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      offsetof(ngx_http_agent_loc_conf_t, intercept_errors),
+      NULL },
+
+      ngx_null_command
+};
+
+
+static ngx_http_module_t  ngx_http_agent_module_ctx = {
+    ngx_http_agent_preconfiguration,       /* preconfiguration */
+    ngx_http_agent_postconfiguration,      /* postconfiguration */
+
+    ngx_http_agent_create_main_conf,       /* create main configuration */
+    NULL,                                  /* init main configuration */
+
+    NULL,                                  /* create server configuration */
+    NULL,                                  /* merge server configuration */
+
+    ngx_http_agent_create_loc_conf,        /* create location configuration */
+    ngx_http_agent_merge_loc_conf          /* merge location configuration */
+};
+
+
+ngx_module_t  ngx_http_agent_module = {
+    NGX_MODULE_V1,
+    &ngx_http_agent_module_ctx,            /* module context */
+    ngx_http_agent_commands,               /* module directives */
+    NGX_HTTP_MODULE,                       /* module type */
+    NULL,                                  /* init master */
+    ngx_http_agent_init_module,            /* init module */
+    ngx_http_agent_init_process,           /* init process */
+    NULL,                                  /* init thread */
+    NULL,                                  /* exit thread */
+    ngx_http_agent_exit_process,           /* exit process */
+    NULL,                                  /* exit master */
+    NGX_MODULE_V1_PADDING
+};
+
+
+ngx_http_agent_ctx_t *
+ngx_http_agent_get_ctx(ngx_http_request_t *r)
+{
+    ngx_http_agent_ctx_t  *ctx;
+
+    ctx = ngx_http_get_module_ctx(r, ngx_http_agent_module);
+
+    if (ctx) {
+        return ctx;
+    }
+
+    ctx = ngx_pcalloc(r->pool, sizeof(ngx_http_agent_ctx_t));
+    if (ctx == NULL) {
+        return NULL;
+    }
+
+    ctx->input_tokens = -1;
+    ctx->output_tokens = -1;
+    ctx->first_token = -1;
+
+    ngx_http_set_ctx(r, ctx, ngx_http_agent_module);
+
+    return ctx;
+}
+
+
+static ngx_int_t
+ngx_http_agent_preconfiguration(ngx_conf_t *cf)
+{
+    return ngx_http_agent_add_variables(cf);
+}
+
+
+static void *
+ngx_http_agent_create_main_conf(ngx_conf_t *cf)
+{
+    ngx_http_agent_main_conf_t  *amcf;
+
+    amcf = ngx_pcalloc(cf->pool, sizeof(ngx_http_agent_main_conf_t));
+    if (amcf == NULL) {
+        return NULL;
+    }
+
+    if (ngx_array_init(&amcf->models, cf->pool, 4, sizeof(void *)) != NGX_OK
+        || ngx_array_init(&amcf->agents, cf->pool, 4, sizeof(void *))
+           != NGX_OK
+        || ngx_array_init(&amcf->env, cf->pool, 4, sizeof(ngx_agent_env_t))
+           != NGX_OK)
+    {
+        return NULL;
+    }
+
+    return amcf;
+}
+
+
+static void *
+ngx_http_agent_create_loc_conf(ngx_conf_t *cf)
+{
+    ngx_http_agent_loc_conf_t  *conf;
+
+    /* set by ngx_pcalloc(): agent, agent_name, where, owner_text */
+
+    conf = ngx_pcalloc(cf->pool, sizeof(ngx_http_agent_loc_conf_t));
+    if (conf == NULL) {
+        return NULL;
+    }
+
+    conf->owner = NGX_CONF_UNSET_PTR;
+    conf->thread = NGX_CONF_UNSET_PTR;
+    conf->heartbeat = NGX_CONF_UNSET_MSEC;
+    conf->cors = NGX_CONF_UNSET_PTR;
+    conf->intercept_errors = NGX_CONF_UNSET;
+
+    return conf;
+}
+
+
+static char *
+ngx_http_agent_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
+{
+    ngx_http_agent_loc_conf_t *prev = parent;
+    ngx_http_agent_loc_conf_t *conf = child;
+
+    ngx_uint_t                   i;
+    ngx_http_core_loc_conf_t    *clcf;
+    ngx_http_agent_main_conf_t  *amcf;
+    ngx_agent_model_t          **models;
+
+    if (conf->owner == NGX_CONF_UNSET_PTR) {
+        conf->owner = prev->owner;
+        conf->owner_text = prev->owner_text;
+        conf->owner_where = prev->owner_where;
+    }
+
+    ngx_conf_merge_ptr_value(conf->thread, prev->thread, NULL);
+    ngx_conf_merge_msec_value(conf->heartbeat, prev->heartbeat, 15000);
+    ngx_conf_merge_ptr_value(conf->cors, prev->cors, NULL);
+    ngx_conf_merge_value(conf->intercept_errors, prev->intercept_errors, 0);
+
+    clcf = ngx_http_conf_get_module_loc_conf(cf, ngx_http_core_module);
+
+    /* inherited into "if" and "limit_except" as proxy_pass is */
+
+    if (clcf->noname && conf->agent_name.data == NULL) {
+        conf->agent_name = prev->agent_name;
+        conf->agent = prev->agent;
+        conf->where = prev->where;
+    }
+
+    if (clcf->lmt_excpt && clcf->handler == NULL && conf->agent_name.data) {
+        clcf->handler = ngx_http_agent_handler;
+    }
+
+    if (conf->agent_name.data == NULL
+        || clcf->handler != ngx_http_agent_handler)
+    {
+        return NGX_CONF_OK;
+    }
+
+    amcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_agent_module);
+    amcf->used = 1;
+
+    conf->agent = ngx_agent_find(amcf, &conf->agent_name);
+
+    if (conf->agent == NULL) {
+        ngx_log_error(NGX_LOG_EMERG, cf->log, 0,
+                      "unknown agent \"%V\" in \"agent_pass\", there is no "
+                      "\"agent %V { }\" in http in %V:%ui", &conf->agent_name,
+                      &conf->agent_name, &conf->where.file, conf->where.line);
+        return NGX_CONF_ERROR;
+    }
+
+    if (conf->owner == NGX_CONF_UNSET_PTR) {
+        ngx_log_error(NGX_LOG_EMERG, cf->log, 0,
+                      "\"agent_pass\" needs \"agent_owner\": the identity that "
+                      "runs and threads belong to, e.g. \"agent_owner "
+                      "$remote_user;\", or \"agent_owner off;\" where all "
+                      "callers may share them in %V:%ui",
+                      &conf->where.file, conf->where.line);
+        return NGX_CONF_ERROR;
+    }
+
+    ngx_http_agent_owner_warn(cf, conf);
+
+    if (clcf->exact_match && !clcf->noname) {
+        ngx_log_error(NGX_LOG_WARN, cf->log, 0,
+                      "\"location = %V\" reaches only the start of runs, use "
+                      "\"location %V\" so that their status and cancel routes "
+                      "work too in %V:%ui", &clcf->name, &clcf->name,
+                      &conf->where.file, conf->where.line);
+    }
+
+    if (clcf->resolver && clcf->resolver->connections.nelts) {
+        return NGX_CONF_OK;
+    }
+
+    /* models are looked up when all is known, see ngx_agent_conf_finish() */
+
+    models = amcf->models.elts;
+
+    for (i = 0; i < amcf->models.nelts; i++) {
+        if (models[i]->name.len == conf->agent->model_name.len
+            && ngx_strncmp(models[i]->name.data, conf->agent->model_name.data,
+                           models[i]->name.len) == 0)
+        {
+            models[i]->static_names = 1;
+        }
+    }
+
+    return NGX_CONF_OK;
+}
+
+
+/*
+ * An owner that the client can choose is no owner.  $remote_user is what the
+ * client claims unless auth_basic has checked the password; with "satisfy any"
+ * an address may have let it in instead.
+ */
+
+static void
+ngx_http_agent_owner_warn(ngx_conf_t *cf, ngx_http_agent_loc_conf_t *conf)
+{
+    u_char                    *p;
+    ngx_str_t                 *text;
+    ngx_uint_t                 i, checked;
+    const char                *why;
+    ngx_http_core_loc_conf_t  *clcf;
+
+    static const char *const  forged[] = {
+        "$http_", "$arg_", "$cookie_", "${http_", "${arg_", "${cookie_", NULL
+    };
+
+    text = &conf->owner_text;
+    why = NULL;
+
+    if (conf->owner == NULL || text->len == 0) {
+        return;
+    }
+
+    for (i = 0; forged[i]; i++) {
+        p = ngx_strnstr(text->data, (char *) forged[i], text->len);
+
+        if (p) {
+            why = "is sent by the client";
+            break;
+        }
+    }
+
+    if (why == NULL
+        && (ngx_strnstr(text->data, "$remote_user", text->len)
+            || ngx_strnstr(text->data, "${remote_user}", text->len)))
+    {
+        clcf = ngx_http_conf_get_module_loc_conf(cf, ngx_http_core_module);
+
+        checked = ngx_agent_auth_basic(cf);
+
+        if (!checked) {
+            why = "is not checked by \"auth_basic\" here";
+
+        } else if (clcf->satisfy == NGX_HTTP_SATISFY_ANY) {
+            why = "may be unchecked under \"satisfy any\"";
+        }
+    }
+
+    if (why) {
+        ngx_log_error(NGX_LOG_WARN, cf->log, 0,
+                      "\"agent_owner %V\" can be forged: it %s in %V:%ui",
+                      text, why, &conf->owner_where.file,
+                      conf->owner_where.line);
+    }
+}
+
+
+static ngx_int_t
+ngx_http_agent_postconfiguration(ngx_conf_t *cf)
+{
+    ngx_http_agent_main_conf_t  *amcf;
+
+    amcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_agent_module);
+
+    if (ngx_agent_conf_finish(cf, amcf) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    if (!amcf->used) {
+        return NGX_OK;
+    }
+
+    if (ngx_agent_registry_zone(cf, amcf) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    return ngx_http_agent_cors_init(cf);
+}
+
+
+static ngx_int_t
+ngx_http_agent_init_module(ngx_cycle_t *cycle)
+{
+    ngx_http_agent_main_conf_t  *amcf;
+
+    amcf = ngx_http_cycle_get_module_main_conf(cycle, ngx_http_agent_module);
+
+    if (amcf) {
+        ngx_agent_conf_check_env(cycle, amcf);
+    }
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+ngx_http_agent_init_process(ngx_cycle_t *cycle)
+{
+    ngx_http_agent_main_conf_t  *amcf;
+
+    if (ngx_process != NGX_PROCESS_WORKER && ngx_process != NGX_PROCESS_SINGLE)
+    {
+        return NGX_OK;
+    }
+
+    amcf = ngx_http_cycle_get_module_main_conf(cycle, ngx_http_agent_module);
+
+    if (amcf == NULL || !amcf->used) {
+        return NGX_OK;
+    }
+
+    if (ngx_agent_registry_init_process(amcf) != NGX_OK
+        || ngx_agent_run_init_process(cycle) != NGX_OK
+        || ngx_agent_echo_transport.init_process(cycle) != NGX_OK
+        || ngx_agent_curl_transport.init_process(cycle) != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    return NGX_OK;
+}
+
+
+static void
+ngx_http_agent_exit_process(ngx_cycle_t *cycle)
+{
+    ngx_http_agent_main_conf_t  *amcf;
+
+    if (ngx_process != NGX_PROCESS_WORKER && ngx_process != NGX_PROCESS_SINGLE)
+    {
+        return;
+    }
+
+    amcf = ngx_http_cycle_get_module_main_conf(cycle, ngx_http_agent_module);
+
+    if (amcf == NULL || !amcf->used) {
+        return;
+    }
+
+    ngx_agent_run_exit_process(cycle);
+    ngx_agent_echo_transport.exit_process(cycle);
+    ngx_agent_curl_transport.exit_process(cycle);
+}
+
+
+static char *
+ngx_http_agent_pass(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_http_agent_loc_conf_t *alcf = conf;
+
+    ngx_str_t                 *value;
+    ngx_http_core_loc_conf_t  *clcf;
+
+    if (alcf->agent_name.data) {
+        return "is duplicate";
+    }
+
+    value = cf->args->elts;
+
+    if (value[1].len == 0) {
+        return "needs the name of an agent";
+    }
+
+    alcf->agent_name = value[1];
+    ngx_agent_where(cf, &alcf->where);
+
+    clcf = ngx_http_conf_get_module_loc_conf(cf, ngx_http_core_module);
+    clcf->handler = ngx_http_agent_handler;
+
+    return NGX_CONF_OK;
+}
+
+
+static char *
+ngx_http_agent_owner(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_http_agent_loc_conf_t *alcf = conf;
+
+    ngx_str_t                         *value;
+    ngx_http_compile_complex_value_t   ccv;
+
+    if (alcf->owner != NGX_CONF_UNSET_PTR) {
+        return "is duplicate";
+    }
+
+    value = cf->args->elts;
+
+    ngx_agent_where(cf, &alcf->owner_where);
+
+    if (ngx_strcmp(value[1].data, "off") == 0) {
+        alcf->owner = NULL;
+        return NGX_CONF_OK;
+    }
+
+    if (value[1].len == 0) {
+        return "must not be empty, use \"off\" where all callers may share "
+               "their data";
+    }
+
+    alcf->owner = ngx_palloc(cf->pool, sizeof(ngx_http_complex_value_t));
+    if (alcf->owner == NULL) {
+        return NGX_CONF_ERROR;
+    }
+
+    alcf->owner_text = value[1];
+
+    ngx_memzero(&ccv, sizeof(ngx_http_compile_complex_value_t));
+
+    ccv.cf = cf;
+    ccv.value = &value[1];
+    ccv.complex_value = alcf->owner;
+
+    if (ngx_http_compile_complex_value(&ccv) != NGX_OK) {
+        return NGX_CONF_ERROR;
+    }
+
+    return NGX_CONF_OK;
+}
+
+
+static char *
+ngx_http_agent_heartbeat(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_http_agent_loc_conf_t *alcf = conf;
+
+    ngx_str_t  *value;
+
+    if (alcf->heartbeat != NGX_CONF_UNSET_MSEC) {
+        return "is duplicate";
+    }
+
+    value = cf->args->elts;
+
+    if (ngx_strcmp(value[1].data, "off") == 0) {
+        alcf->heartbeat = 0;
+        return NGX_CONF_OK;
+    }
+
+    alcf->heartbeat = ngx_parse_time(&value[1], 0);
+
+    if (alcf->heartbeat == (ngx_msec_t) NGX_ERROR
+        || alcf->heartbeat < 100
+        || alcf->heartbeat > 3600 * 1000)
+    {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "\"agent_heartbeat\" must be a time between 100ms "
+                           "and 1h, or \"off\", not \"%V\"", &value[1]);
+        return NGX_CONF_ERROR;
+    }
+
+    return NGX_CONF_OK;
+}

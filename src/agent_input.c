@@ -1,0 +1,805 @@
+#include "agent_message.h"
+#include "agent_json.h"
+
+#include <string.h>
+
+static const agent_member_t agent_body_members[] = {
+    {"threadId", AGENT_MEMBER_ID, 0, "thread_id"},
+    {"runId", AGENT_MEMBER_ID, 0, "run_id"},
+    {"parentRunId", AGENT_MEMBER_ID, 0, "parent_run_id"},
+    {"forwardedProps", AGENT_MEMBER_ANY, 0, "forwarded_props"},
+    AGENT_MAY("protocolVersion", STRING),
+    AGENT_MUST("messages", ARRAY),
+    AGENT_MAY("tools", ARRAY),
+    AGENT_MAY("context", ARRAY),
+    AGENT_MAY("state", ANY),
+    AGENT_MAY("resume", ARRAY),
+    AGENT_END};
+
+static const agent_member_t agent_offer_members[] = {
+    AGENT_MUST("name", NAME), AGENT_MAY("description", STRING),
+    AGENT_MAY("parameters", ANY), AGENT_MAY("metadata", OBJECT), AGENT_END};
+
+static const agent_member_t agent_context_members[] = {
+    AGENT_MUST("description", STRING), AGENT_MUST("value", STRING), AGENT_END};
+
+void
+agent_input_free(agent_input_t *in)
+{
+    size_t i;
+
+    for (i = 0; i < in->nmessages; i++) {
+        json_decref(in->messages[i].json);
+    }
+
+    agent_free(in->alloc, in->messages);
+    agent_free(in->alloc, in->tools);
+    agent_free(in->alloc, in->context);
+    json_decref(in->root);
+
+    memset(in, 0, sizeof(agent_input_t));
+}
+
+/* --- messages in "parts" shape -------------------------------------------- */
+
+static const agent_member_t agent_parts_members[] = {
+    AGENT_MAY("id", ID),
+    AGENT_MUST("role", ANY),
+    AGENT_MAY("name", STRING),
+    AGENT_MAY("metadata", OBJECT),
+    AGENT_MUST("parts", ARRAY),
+    {"toolCallId", AGENT_MEMBER_ID, 0, "tool_call_id"},
+    AGENT_END};
+
+/*
+ * One such message becomes several: the results of calls are messages of
+ * their own, and so is what an assistant says behind them.
+ */
+typedef struct {
+    const agent_reader_t *r;
+    const agent_where_t *where;
+    agent_role_t role;
+    json_t *base;     /* the message as it came; becomes the first one */
+    agent_buf_t text; /* of the message being made */
+    json_t *calls;
+} agent_parts_t;
+
+static json_t *
+agent_parts_either(const json_t *part, const char *one, const char *two)
+{
+    json_t *v = json_object_get(part, one);
+
+    return v != NULL && !json_is_null(v) ? v : json_object_get(part, two);
+}
+
+/* A new reference: a string as it is, anything else as JSON text. */
+static json_t *
+agent_parts_string(json_t *v, const char *otherwise)
+{
+    char *text;
+    json_t *s;
+    json_free_t release;
+
+    if (v == NULL || json_is_null(v)) {
+        return json_string(otherwise);
+    }
+
+    if (json_is_string(v)) {
+        return json_incref(v);
+    }
+
+    text = json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY);
+    if (text == NULL) {
+        return NULL;
+    }
+
+    s = json_string(text);
+
+    json_get_alloc_funcs(NULL, &release);
+    release(text);
+
+    return s;
+}
+
+/* Adds the message of the parts so far. */
+static agent_rc_t
+agent_parts_flush(agent_parts_t *p)
+{
+    int bad = 0;
+    agent_rc_t rc;
+
+    if (p->text.len == 0 && json_array_size(p->calls) == 0) {
+        return AGENT_OK;
+    }
+
+    if (p->base == NULL) {
+        p->base = json_pack("{s:s}", "role", "assistant");
+    }
+
+    if (p->text.len != 0) {
+        bad = json_object_set_new(
+            p->base, "content",
+            json_stringn_nocheck(p->text.data, p->text.len));
+    }
+
+    if (json_array_size(p->calls) != 0) {
+        bad |= json_object_set_new(p->base, "toolCalls", p->calls);
+        p->calls = json_array();
+    }
+
+    if (bad || p->calls == NULL) {
+        return AGENT_NOMEM;
+    }
+
+    rc = agent_reader_message(p->r, p->base, p->role, p->where, "parts");
+
+    agent_buf_reset(&p->text);
+    json_decref(p->base);
+    p->base = NULL;
+
+    return rc;
+}
+
+static agent_rc_t
+agent_parts_result(agent_parts_t *p, json_t *id, json_t *value)
+{
+    json_t *content, *json;
+    agent_rc_t rc;
+
+    rc = agent_parts_flush(p);
+    if (rc != AGENT_OK) {
+        return rc;
+    }
+
+    if (!(p->r->rules->roles & AGENT_ROLE_BIT(AGENT_ROLE_TOOL))) {
+        p->r->in->stripped++;
+        return AGENT_OK;
+    }
+
+    content = agent_parts_string(value, "");
+    json = json_pack("{s:s,s:O,s:O}", "role", "tool", "toolCallId", id,
+                     "content", content);
+    json_decref(content);
+
+    return agent_input_add(p->r->in, AGENT_ROLE_TOOL, json);
+}
+
+static agent_rc_t
+agent_parts_call(agent_parts_t *p, const json_t *part, json_t *id,
+                 const char *name)
+{
+    json_t *args, *call, *output;
+
+    args = agent_parts_string(agent_parts_either(part, "args", "input"), "{}");
+    call = json_pack("{s:O,s:s,s:{s:s,s:O}}", "id", id, "type", "function",
+                     "function", "name", name, "arguments", args);
+    json_decref(args);
+
+    if (call == NULL || json_array_append_new(p->calls, call) != 0) {
+        return AGENT_NOMEM;
+    }
+
+    output = agent_parts_either(part, "output", "errorText");
+
+    return output != NULL && !json_is_null(output)
+               ? agent_parts_result(p, id, output)
+               : AGENT_OK;
+}
+
+/* A part about a tool.  AGENT_DECLINED: it is of no use. */
+static agent_rc_t
+agent_parts_tool(agent_parts_t *p, const json_t *part, const char *type)
+{
+    json_t *v, *id;
+    agent_str_t s;
+
+    id = agent_parts_either(part, "toolCallId", "tool_call_id");
+    id = id != NULL ? id : json_object_get(part, "id");
+
+    if (!json_is_string(id)) {
+        return AGENT_DECLINED;
+    }
+
+    s.data = json_string_value(id);
+    s.len = json_string_length(id);
+
+    if (agent_id_check(s) != NULL) {
+        return AGENT_DECLINED;
+    }
+
+    if (strcmp(type, "tool-result") == 0 || strcmp(type, "tool_result") == 0) {
+        return agent_parts_result(p, id,
+                                  agent_parts_either(part, "result", "output"));
+    }
+
+    v = agent_parts_either(part, "toolName", "name");
+
+    if (json_is_string(v)) {
+        type = json_string_value(v);
+    } else if (strncmp(type, "tool-", 5) == 0 && strcmp(type, "tool-call")) {
+        type += 5; /* AI SDKs: "tool-<name>" */
+    } else {
+        return AGENT_DECLINED;
+    }
+
+    return p->role == AGENT_ROLE_ASSISTANT && *type != '\0'
+               ? agent_parts_call(p, part, id, type)
+               : AGENT_DECLINED;
+}
+
+static agent_rc_t
+agent_parts_add(agent_parts_t *p, const json_t *part,
+                const agent_where_t *where)
+{
+    agent_rc_t rc = AGENT_DECLINED;
+    agent_str_t type, text;
+
+    if (!json_is_object(part)) {
+        return agent_reader_refuse(p->r, where, NULL, "must be an object");
+    }
+
+    if (!agent_json_str(part, "type", &type)) {
+        return agent_reader_refuse(p->r, where, "type", "must be a string");
+    }
+
+    if (agent_str_eq(type, AGENT_STR("text"))) {
+        if (!agent_json_str(part, "text", &text)) {
+            return agent_reader_refuse(p->r, where, "text", "must be a string");
+        }
+
+        if (p->text.len != 0 && text.len != 0) {
+            agent_buf_add_lit(&p->text, "\n\n");
+        }
+
+        agent_buf_add_str(&p->text, text);
+
+        return agent_buf_ok(&p->text) ? AGENT_OK : AGENT_NOMEM;
+    }
+
+    if (p->role == AGENT_ROLE_ASSISTANT || p->role == AGENT_ROLE_TOOL) {
+        if (strncmp(type.data, "tool", 4) == 0 ||
+            agent_str_eq(type, AGENT_STR("dynamic-tool"))) {
+            rc = agent_parts_tool(p, part, type.data);
+        }
+    }
+
+    if (rc == AGENT_DECLINED) {
+        p->r->in->stripped++;
+        rc = AGENT_OK;
+    }
+
+    return rc;
+}
+
+static agent_rc_t
+agent_input_parts(const agent_reader_t *r, json_t *json, agent_role_t role,
+                  const agent_where_t *where)
+{
+    json_t *parts;
+    size_t before = r->in->nmessages;
+    agent_rc_t rc;
+    agent_parts_t p;
+    agent_where_t list = {where, "parts", 0}, at = {&list, NULL, 0};
+
+    rc = agent_reader_members(r, json, where, agent_parts_members);
+    if (rc != AGENT_OK) {
+        return rc;
+    }
+
+    parts = json_incref(json_object_get(json, "parts"));
+    json_object_del(json, "parts");
+
+    if (role == AGENT_ROLE_USER || json_object_get(json, "toolCallId")) {
+        rc = json_object_set_new(json, "content", parts) ? AGENT_NOMEM
+                                                         : AGENT_OK;
+        return rc != AGENT_OK
+                   ? rc
+                   : agent_reader_message(r, json, role, where, "parts");
+    }
+
+    memset(&p, 0, sizeof(agent_parts_t));
+    p.r = r;
+    p.where = where;
+    p.role = role;
+    p.base = json_incref(json);
+    p.calls = json_array();
+    agent_buf_init(&p.text, r->in->alloc);
+
+    rc = p.calls != NULL ? AGENT_OK : AGENT_NOMEM;
+
+    for (; rc == AGENT_OK && at.index < json_array_size(parts); at.index++) {
+        rc = agent_parts_add(&p, json_array_get(parts, at.index), &at);
+    }
+
+    if (rc == AGENT_OK) {
+        rc = agent_parts_flush(&p);
+    }
+
+    r->in->stripped += rc == AGENT_OK && r->in->nmessages == before;
+
+    agent_buf_free(&p.text);
+    json_decref(p.calls);
+    json_decref(p.base);
+    json_decref(parts);
+
+    return rc;
+}
+
+/* --- the request ---------------------------------------------------------- */
+
+static agent_rc_t
+agent_input_message(const agent_reader_t *r, json_t *json,
+                    const agent_where_t *where)
+{
+    json_t *v;
+    agent_role_t role;
+    agent_str_t s = {"", 0};
+    static const agent_member_t any[] = {AGENT_MUST("role", STRING), AGENT_END};
+
+    if (!json_is_object(json) || !agent_json_str(json, "role", &s)) {
+        return agent_reader_members(r, json, where, any);
+    }
+
+    role = agent_role_parse(s);
+
+    if (role == AGENT_ROLE_UNKNOWN ||
+        !(r->rules->roles & AGENT_ROLE_BIT(role))) {
+        r->in->stripped++;
+        return AGENT_OK;
+    }
+
+    v = json_object_get(json, "parts");
+
+    if (v != NULL && !json_is_null(v) && role != AGENT_ROLE_ACTIVITY) {
+        s.len = 0;
+        (void) agent_json_str(json, "content", &s);
+        v = json_object_get(json, "content");
+
+        /* AI SDKs may send both; the parts of a message with content are
+         * unknown members of an AG-UI message */
+
+        if (v == NULL || json_is_null(v) || (json_is_string(v) && s.len == 0)) {
+            return agent_input_parts(r, json, role, where);
+        }
+    }
+
+    return agent_reader_message(r, json, role, where, "content");
+}
+
+static agent_rc_t
+agent_input_messages(const agent_reader_t *r, json_t *list)
+{
+    size_t max = r->rules->max_messages;
+    agent_rc_t rc;
+    agent_where_t where = {NULL, "messages", 0}, at = {&where, NULL, 0};
+
+    if (max != 0 && json_array_size(list) > max) {
+        agent_fault_set(r->fault, AGENT_CODE_TOO_LARGE,
+                        "messages holds more than %zu messages", max);
+        return AGENT_TOO_LARGE;
+    }
+
+    for (at.index = 0; at.index < json_array_size(list); at.index++) {
+        rc = agent_input_message(r, json_array_get(list, at.index), &at);
+        if (rc != AGENT_OK) {
+            return rc;
+        }
+    }
+
+    if (r->in->nmessages == 0) {
+        return agent_reader_refuse(
+            r, NULL, "messages",
+            json_array_size(list) == 0
+                ? "must not be empty"
+                : "holds no message of an accepted role");
+    }
+
+    return AGENT_OK;
+}
+
+/* The raw value of a member of the body; empty when absent or null. */
+static agent_str_t
+agent_input_raw(agent_str_t object, agent_str_t key, agent_str_t alias)
+{
+    agent_str_t v = {"", 0};
+
+    if (agent_json_find(object, key, &v) != AGENT_OK ||
+        agent_str_eq(v, AGENT_STR("null"))) {
+        v.len = 0;
+
+        if (alias.len != 0) {
+            return agent_input_raw(object, alias, AGENT_STR(""));
+        }
+    }
+
+    return v;
+}
+
+static agent_rc_t
+agent_input_tools(const agent_reader_t *r, json_t *list, agent_str_t body)
+{
+    json_t *json;
+    size_t n = json_array_size(list);
+    agent_rc_t rc;
+    agent_str_t raw, one;
+    const char *cursor = NULL;
+    agent_tool_t *tool;
+    agent_where_t where = {NULL, "tools", 0}, at = {&where, NULL, 0};
+
+    if (!r->rules->client_tools) {
+        r->in->stripped += (unsigned) n;
+        return AGENT_OK;
+    }
+
+    if (n == 0) {
+        return AGENT_OK;
+    }
+
+    r->in->tools = agent_calloc(r->in->alloc, n * sizeof(agent_tool_t));
+    if (r->in->tools == NULL) {
+        return AGENT_NOMEM;
+    }
+
+    raw = agent_input_raw(body, AGENT_STR("tools"), AGENT_STR(""));
+
+    for (at.index = 0; at.index < n; at.index++) {
+        json = json_array_get(list, at.index);
+
+        rc = agent_reader_members(r, json, &at, agent_offer_members);
+        if (rc != AGENT_OK) {
+            return rc;
+        }
+
+        tool = &r->in->tools[r->in->ntools++];
+        (void) agent_json_str(json, "name", &tool->name);
+        (void) agent_json_str(json, "description", &tool->description);
+
+        if (agent_json_next(raw, &cursor, &one) == AGENT_OK) {
+            tool->parameters =
+                agent_input_raw(one, AGENT_STR("parameters"), AGENT_STR(""));
+        }
+    }
+
+    return AGENT_OK;
+}
+
+static agent_rc_t
+agent_input_context(const agent_reader_t *r, json_t *list)
+{
+    json_t *json;
+    size_t n = json_array_size(list);
+    agent_rc_t rc;
+    agent_context_t *c;
+    agent_where_t where = {NULL, "context", 0}, at = {&where, NULL, 0};
+
+    if (n == 0) {
+        return AGENT_OK;
+    }
+
+    r->in->context = agent_calloc(r->in->alloc, n * sizeof(agent_context_t));
+    if (r->in->context == NULL) {
+        return AGENT_NOMEM;
+    }
+
+    for (at.index = 0; at.index < n; at.index++) {
+        json = json_array_get(list, at.index);
+
+        rc = agent_reader_members(r, json, &at, agent_context_members);
+        if (rc != AGENT_OK) {
+            return rc;
+        }
+
+        c = &r->in->context[r->in->ncontext++];
+        (void) agent_json_str(json, "description", &c->description);
+        (void) agent_json_str(json, "value", &c->value);
+    }
+
+    return AGENT_OK;
+}
+
+agent_rc_t
+agent_input_parse(agent_input_t *in, agent_str_t body,
+                  const agent_input_rules_t *rules, const agent_alloc_t *alloc,
+                  agent_fault_t *fault)
+{
+    agent_rc_t rc;
+    agent_reader_t r = {in, rules, fault};
+    agent_json_limits_t limits = {rules->max_depth, rules->max_values};
+
+    memset(in, 0, sizeof(agent_input_t));
+    memset(fault, 0, sizeof(agent_fault_t));
+    in->alloc = alloc;
+
+    in->root = agent_json_load(body, &limits, fault);
+
+    if (in->root == NULL) {
+        return fault->code == AGENT_CODE_INTERNAL    ? AGENT_NOMEM
+               : fault->code == AGENT_CODE_TOO_LARGE ? AGENT_TOO_LARGE
+                                                     : AGENT_INVALID;
+    }
+
+    rc = agent_reader_members(&r, in->root, NULL, agent_body_members);
+
+    if (rc == AGENT_OK) {
+        rc = agent_input_messages(&r, json_object_get(in->root, "messages"));
+    }
+
+    if (rc == AGENT_OK) {
+        rc = agent_input_tools(&r, json_object_get(in->root, "tools"), body);
+    }
+
+    if (rc == AGENT_OK) {
+        rc = agent_input_context(&r, json_object_get(in->root, "context"));
+    }
+
+    if (rc != AGENT_OK) {
+        return rc;
+    }
+
+    (void) agent_json_str(in->root, "threadId", &in->thread_id);
+    (void) agent_json_str(in->root, "runId", &in->run_id);
+    (void) agent_json_str(in->root, "parentRunId", &in->parent_run_id);
+
+    in->state = agent_input_raw(body, AGENT_STR("state"), AGENT_STR(""));
+    in->forwarded_props = agent_input_raw(body, AGENT_STR("forwardedProps"),
+                                          AGENT_STR("forwarded_props"));
+
+    if (in->forwarded_props.len != 0 && in->forwarded_props.data[0] != '{') {
+        in->forwarded_props.len = 0;
+        in->stripped++;
+    }
+
+    return AGENT_OK;
+}
+
+/* --- pairs of calls and results ------------------------------------------- */
+
+#define AGENT_PAIR_NONE ((size_t) -1)
+
+typedef struct {
+    size_t first; /* of an assistant message: its first call in calls[] */
+    size_t end;
+    size_t result; /* its first result, AGENT_PAIR_NONE: none */
+    size_t last;   /* its last one */
+    size_t next;   /* of a result: the next one */
+    size_t owner;  /* whose result this is */
+} agent_pair_t;
+
+typedef struct {
+    json_t *id;
+    size_t owner;
+    size_t hidden; /* the open call of the same id before it */
+    int answered;
+} agent_pair_call_t;
+
+/*
+ * Ids are unique within a turn at best, so results are looked for from one
+ * user message to the next, and the newest call of an id is answered first.
+ */
+typedef struct {
+    agent_input_t *in;
+    agent_pair_t *pairs; /* for each message */
+    agent_pair_call_t *calls;
+    size_t ncalls;
+    json_t *open; /* id -> index of the newest open call */
+} agent_pairing_t;
+
+static agent_rc_t
+agent_pair_calls(agent_pairing_t *p, size_t i)
+{
+    json_t *list, *id, *old;
+    size_t k;
+    agent_pair_call_t *c;
+
+    list = json_object_get(p->in->messages[i].json, "toolCalls");
+
+    for (k = 0; k < json_array_size(list); k++) {
+        id = json_object_get(json_array_get(list, k), "id");
+        old = json_object_get(p->open, json_string_value(id));
+
+        c = &p->calls[p->ncalls];
+        c->id = id;
+        c->owner = i;
+        c->answered = 0;
+        c->hidden =
+            old != NULL ? (size_t) json_integer_value(old) : AGENT_PAIR_NONE;
+
+        if (json_object_set_new_nocheck(p->open, json_string_value(id),
+                                        json_integer((json_int_t) p->ncalls)) !=
+            0) {
+            return AGENT_NOMEM;
+        }
+
+        p->ncalls++;
+    }
+
+    return AGENT_OK;
+}
+
+static agent_rc_t
+agent_pair_result(agent_pairing_t *p, size_t i)
+{
+    json_t *v;
+    agent_str_t id;
+    agent_pair_t *owner;
+    agent_pair_call_t *c;
+
+    if (!agent_json_str(p->in->messages[i].json, "toolCallId", &id)) {
+        return AGENT_OK;
+    }
+
+    v = json_object_get(p->open, id.data);
+    if (v == NULL) {
+        return AGENT_OK;
+    }
+
+    c = &p->calls[json_integer_value(v)];
+    c->answered = 1;
+
+    if (c->hidden == AGENT_PAIR_NONE) {
+        json_object_del(p->open, id.data);
+    } else if (json_integer_set(v, (json_int_t) c->hidden) != 0) {
+        return AGENT_NOMEM;
+    }
+
+    owner = &p->pairs[c->owner];
+    p->pairs[i].owner = c->owner;
+
+    if (owner->result == AGENT_PAIR_NONE) {
+        owner->result = i;
+    } else {
+        p->pairs[owner->last].next = i;
+    }
+
+    owner->last = i;
+
+    return AGENT_OK;
+}
+
+/* Finds the owner of every result.  *end: behind the last message that a model
+ * can be asked to answer. */
+static agent_rc_t
+agent_pair_match(agent_pairing_t *p, size_t *end)
+{
+    size_t i;
+    agent_rc_t rc = AGENT_OK;
+    agent_pair_t *pair;
+
+    *end = 0;
+
+    for (i = 0; rc == AGENT_OK && i < p->in->nmessages; i++) {
+        pair = &p->pairs[i];
+        pair->first = p->ncalls;
+        pair->result = AGENT_PAIR_NONE;
+        pair->next = AGENT_PAIR_NONE;
+        pair->owner = AGENT_PAIR_NONE;
+
+        switch (p->in->messages[i].role) {
+        case AGENT_ROLE_USER:
+            json_object_clear(p->open);
+            *end = i + 1;
+            break;
+        case AGENT_ROLE_ASSISTANT:
+            rc = agent_pair_calls(p, i);
+            break;
+        case AGENT_ROLE_TOOL:
+            rc = agent_pair_result(p, i);
+            *end = pair->owner != AGENT_PAIR_NONE ? i + 1 : *end;
+            break;
+        default:
+            break;
+        }
+
+        pair->end = p->ncalls;
+    }
+
+    return rc;
+}
+
+/* An assistant message, its results, and stand-ins for those that lack. */
+static agent_rc_t
+agent_pair_emit(agent_pairing_t *p, size_t i, agent_input_t *out)
+{
+    size_t k;
+    agent_rc_t rc;
+    agent_message_t *m = p->in->messages;
+
+    rc = agent_input_add(out, m[i].role, json_incref(m[i].json));
+
+    for (k = p->pairs[i].result; rc == AGENT_OK && k != AGENT_PAIR_NONE;
+         k = p->pairs[k].next) {
+        rc = agent_input_add(out, m[k].role, json_incref(m[k].json));
+    }
+
+    for (k = p->pairs[i].first; rc == AGENT_OK && k < p->pairs[i].end; k++) {
+        if (!p->calls[k].answered) {
+            rc = agent_input_add(
+                out, AGENT_ROLE_TOOL,
+                json_pack("{s:s,s:O,s:s}", "role", "tool", "toolCallId",
+                          p->calls[k].id, "content",
+                          "No result: the call was not answered."));
+        }
+    }
+
+    return rc;
+}
+
+/*
+ * A call moves down to its first result: what an assistant said in between
+ * stands before the call then, as if it had been said with it.
+ */
+static agent_rc_t
+agent_pair_order(agent_pairing_t *p, size_t end, agent_input_t *out)
+{
+    size_t i, owner;
+    agent_rc_t rc = AGENT_OK;
+    agent_role_t role;
+
+    for (i = 0; rc == AGENT_OK && i < p->in->nmessages; i++) {
+        role = p->in->messages[i].role;
+        owner = p->pairs[i].owner;
+
+        if (role == AGENT_ROLE_TOOL) {
+            if (owner == AGENT_PAIR_NONE) {
+                out->stripped++;
+            } else if (p->pairs[owner].result == i) {
+                rc = agent_pair_emit(p, owner, out);
+            }
+
+        } else if (i >= end && role != AGENT_ROLE_SYSTEM &&
+                   role != AGENT_ROLE_DEVELOPER) {
+            out->stripped++;
+
+        } else if (p->pairs[i].result == AGENT_PAIR_NONE) {
+            rc = agent_pair_emit(p, i, out);
+        }
+    }
+
+    return rc;
+}
+
+agent_rc_t
+agent_input_pair(agent_input_t *in, agent_fault_t *fault)
+{
+    size_t i, n = 0, end = 0;
+    agent_rc_t rc = AGENT_NOMEM;
+    agent_input_t out;
+    agent_pairing_t p = {in, NULL, NULL, 0, NULL};
+
+    for (i = 0; i < in->nmessages; i++) {
+        n +=
+            json_array_size(json_object_get(in->messages[i].json, "toolCalls"));
+    }
+
+    memset(&out, 0, sizeof(agent_input_t));
+    out.alloc = in->alloc;
+
+    p.pairs = agent_calloc(in->alloc, in->nmessages * sizeof(agent_pair_t));
+    p.calls = agent_calloc(in->alloc, n * sizeof(agent_pair_call_t));
+    p.open = json_object();
+
+    if (p.pairs != NULL && p.calls != NULL && p.open != NULL) {
+        rc = agent_pair_match(&p, &end);
+    }
+
+    if (rc == AGENT_OK && end == 0) {
+        agent_fault_set(fault, AGENT_CODE_BAD_REQUEST,
+                        "messages holds no user or tool message");
+        rc = AGENT_INVALID;
+    }
+
+    if (rc == AGENT_OK) {
+        rc = agent_pair_order(&p, end, &out);
+    }
+
+    if (rc == AGENT_OK) {
+        /* swaps: what was in "in" goes with "out" */
+    }
+
+    agent_free(in->alloc, p.pairs);
+    agent_free(in->alloc, p.calls);
+    json_decref(p.open);
+    agent_input_free(&out);
+
+    return rc;
+}

@@ -1,0 +1,208 @@
+// The real AG-UI client against an endpoint:
+//
+//     node client.mjs MODE URL [argument ...]
+//
+// text            two turns of one thread
+// tools           a call of a client tool, its result, the answer
+// abort           abortRun() in the middle, then another run
+// error STATUS CODE   the POST fails with that status and code
+// late CODE       the run ends with RUN_ERROR of that code
+//
+// Prints one JSON line {mode, ok, ...}; whatever the client warns about is a
+// failure, for its warnings are where it mends what a server did wrong.
+
+import { HttpAgent, verifyEvents } from '@ag-ui/client';
+import { EventSchemas } from '@ag-ui/core/schemas';
+import { from, lastValueFrom, toArray } from 'rxjs';
+
+const [mode, url, ...args] = process.argv.slice(2);
+const warnings = [];
+
+for (const level of ['warn', 'error']) {
+  console[level] = (...a) => warnings.push(a.map(String).join(' '));
+}
+
+process.on('unhandledRejection', (e) => warnings.push(`unhandled: ${e}`));
+
+function check(condition, message) {
+  if (!condition) throw new Error(message);
+}
+
+const user = (content) => ({ id: crypto.randomUUID(), role: 'user', content });
+
+const newAgent = (...messages) =>
+  new HttpAgent({
+    url,
+    threadId: crypto.randomUUID(),
+    initialMessages: messages,
+  });
+
+// One run: its events, as they came and as the client took them.
+async function run(agent, parameters = {}, subscriber = {}) {
+  const events = [];
+  const result = await agent.runAgent(parameters, {
+    ...subscriber,
+    onEvent: ({ event }) => {
+      events.push(structuredClone(event));
+    },
+  });
+
+  return { events, result };
+}
+
+async function checkEvents(events) {
+  await lastValueFrom(from(events).pipe(verifyEvents(false), toArray()));
+
+  for (const event of events) {
+    const parsed = EventSchemas.safeParse(event);
+    check(
+      parsed.success,
+      `${event.type} does not fit the schema: ${parsed.error?.message}`,
+    );
+  }
+
+  const end = events.at(-1)?.type;
+  check(end === 'RUN_FINISHED', `ended with ${end}`);
+}
+
+const textOf = (events) =>
+  events
+    .filter((e) => e.type === 'TEXT_MESSAGE_CONTENT')
+    .map((e) => e.delta)
+    .join('');
+
+const modes = {
+  async text() {
+    const agent = newAgent();
+    const texts = [];
+
+    for (const question of ['Hello.', 'And then?']) {
+      agent.addMessage(user(question));
+      const { events, result } = await run(agent);
+      await checkEvents(events);
+      const text = textOf(events);
+      check(text, 'no text');
+      check(
+        result.newMessages.length === 1 &&
+          result.newMessages[0].content === text,
+        `new messages: ${JSON.stringify(result.newMessages)}`,
+      );
+      texts.push(text);
+    }
+
+    const roles = agent.messages.map((m) => m.role).join();
+    check(roles === 'user,assistant,user,assistant', `messages: ${roles}`);
+    const ids = new Set(agent.messages.map((m) => m.id));
+    check(ids.size === 4, 'message ids are not unique');
+
+    return { texts };
+  },
+
+  async tools() {
+    const agent = newAgent(user('What is the weather in Paris?'));
+    const tool = {
+      name: 'get_weather',
+      description: 'The weather of a city',
+      parameters: {
+        type: 'object',
+        properties: { city: { type: 'string' } },
+        required: ['city'],
+      },
+    };
+    const first = await run(agent, { tools: [tool] });
+    await checkEvents(first.events);
+    const calls = agent.messages.flatMap((m) => m.toolCalls ?? []);
+    check(calls.length === 1, `${calls.length} tool calls`);
+    const call = calls[0];
+    check(call.function.name === tool.name, `it calls ${call.function.name}`);
+    const city = JSON.parse(call.function.arguments).city;
+    const end = first.events.at(-1);
+    check(
+      end.outcome?.pendingToolCallIds?.join() === call.id,
+      `outcome: ${JSON.stringify(end.outcome)}`,
+    );
+
+    agent.addMessage({
+      id: crypto.randomUUID(),
+      role: 'tool',
+      toolCallId: call.id,
+      content: 'sunny',
+    });
+    const second = await run(agent, { tools: [tool] });
+    await checkEvents(second.events);
+    const roles = agent.messages.map((m) => m.role).join();
+    check(roles === 'user,assistant,tool,assistant', `messages: ${roles}`);
+
+    return { city, text: textOf(second.events) };
+  },
+
+  async abort() {
+    const agent = newAgent(user('Count to a thousand.'));
+    let deltas = 0;
+    const { events } = await run(agent, {}, {
+      onTextMessageContentEvent: () => {
+        if (++deltas === 3) agent.abortRun();
+      },
+    });
+    check(deltas >= 3, `only ${deltas} deltas`);
+    check(events.at(-1).type !== 'RUN_FINISHED', 'it ran to its end');
+    const partial = textOf(events);
+
+    agent.setMessages([user('Once more.')]);
+    const again = await run(agent, {}, {
+      onTextMessageContentEvent: () => {
+        if (++deltas === 9) agent.abortRun();
+      },
+    });
+    check(textOf(again.events), 'no text after the abort');
+
+    return { partial, again: textOf(again.events) };
+  },
+
+  async error(status, code) {
+    const failure = await run(newAgent(user('Hello.'))).then(
+      () => null,
+      (e) => e,
+    );
+    check(failure, 'the run did not fail');
+    check(failure.status === +status, `status ${failure.status}: ${failure}`);
+    const got = failure.payload?.error;
+    check(got?.code === code, `payload: ${JSON.stringify(failure.payload)}`);
+    check(got.message, 'no message');
+    // the client says so on the console, too
+    const said = warnings.findIndex((w) => w.includes(`HTTP ${status}`));
+    if (said >= 0) warnings.splice(said, 1);
+
+    return { status: failure.status, code: got.code };
+  },
+
+  async late(code) {
+    const { events } = await run(newAgent(user('Hello.')));
+    const end = events.at(-1);
+    check(end.type === 'RUN_ERROR', `ended with ${end.type}`);
+    check(end.code === code, `code ${end.code}: ${end.message}`);
+
+    return { code: end.code, text: textOf(events) };
+  },
+};
+
+const out = { mode, ok: false };
+
+try {
+  check(modes[mode] && url, 'usage: client.mjs MODE URL [argument ...]');
+  Object.assign(out, await modes[mode](...args));
+  out.ok = true;
+} catch (e) {
+  out.error = String(e?.message ?? e);
+}
+
+// late rejections of the client's own
+await new Promise((done) => setTimeout(done, 50));
+
+if (warnings.length) {
+  out.ok = false;
+  out.warnings = warnings;
+}
+
+console.log(JSON.stringify(out));
+process.exit(out.ok ? 0 : 1);

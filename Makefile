@@ -58,7 +58,12 @@ npm-deps:
 
 NGINX_DEV := /usr/share/nginx/src
 
-$(BUILD)/nginx/Makefile: config $(wildcard build-nginx.sh) Makefile
+# configured anew when a source file comes or goes
+SOURCES := $(CORE_SRCS) $(GLUE_SRCS) $(NGINX_SRC)
+$(shell mkdir -p $(BUILD); echo "$(SOURCES)" | cmp -s - $(BUILD)/sources || \
+        echo "$(SOURCES)" > $(BUILD)/sources)
+
+$(BUILD)/nginx/Makefile: config build-nginx.sh Makefile $(BUILD)/sources
 	./build-nginx.sh configure "$(BUILD)/nginx" "$(NGINX_SRC)"
 
 $(MODULE): $(BUILD)/nginx/Makefile $(CORE_SRCS) $(GLUE_SRCS) $(HDRS)

@@ -35,9 +35,9 @@ static ngx_int_t ngx_http_agent_owner_value(ngx_http_request_t *r,
     ngx_http_agent_loc_conf_t *alcf, ngx_http_agent_ctx_t *ctx);
 static ngx_int_t ngx_http_agent_route(ngx_http_request_t *r,
     ngx_agent_route_t *route);
-static ngx_int_t ngx_http_agent_method(ngx_http_request_t *r,
-    ngx_agent_route_e route, ngx_uint_t *allowed);
-static ngx_int_t ngx_http_agent_media_type(ngx_http_request_t *r);
+static ngx_uint_t ngx_http_agent_allowed(ngx_http_request_t *r,
+    ngx_agent_route_e route);
+static const char *ngx_http_agent_media_type(ngx_http_request_t *r);
 static ngx_uint_t ngx_http_agent_wants_json(ngx_http_request_t *r);
 static void ngx_http_agent_body_handler(ngx_http_request_t *r);
 static ngx_int_t ngx_http_agent_start(ngx_http_request_t *r);
@@ -52,7 +52,7 @@ ngx_int_t
 ngx_http_agent_handler(ngx_http_request_t *r)
 {
     ngx_int_t                   rc;
-    ngx_uint_t                  allowed;
+    const char                 *message;
     ngx_agent_route_t           route;
     ngx_http_agent_ctx_t       *ctx;
     ngx_http_agent_loc_conf_t  *alcf;
@@ -84,8 +84,13 @@ ngx_http_agent_handler(ngx_http_request_t *r)
 
     rc = ngx_http_agent_owner_value(r, alcf, ctx);
 
+    if (rc == NGX_DECLINED) {
+        return ngx_http_agent_code(r, AGENT_CODE_UNAUTHORIZED,
+                                   "the request has no identity");
+    }
+
     if (rc != NGX_OK) {
-        return rc;
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
     rc = ngx_http_agent_route(r, &route);
@@ -106,9 +111,7 @@ ngx_http_agent_handler(ngx_http_request_t *r)
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
-    rc = ngx_http_agent_method(r, route.route, &allowed);
-
-    if (!allowed) {
+    if (!ngx_http_agent_allowed(r, route.route)) {
         if (ngx_http_agent_add_header(r, "Allow", &methods[route.route])
             != NGX_OK)
         {
@@ -148,10 +151,11 @@ ngx_http_agent_handler(ngx_http_request_t *r)
         break;
     }
 
-    rc = ngx_http_agent_media_type(r);
+    message = ngx_http_agent_media_type(r);
 
-    if (rc != NGX_OK) {
-        return rc;
+    if (message) {
+        return ngx_http_agent_code(r, AGENT_CODE_UNSUPPORTED_MEDIA_TYPE,
+                                   message);
     }
 
     ctx->json = ngx_http_agent_wants_json(r);
@@ -178,15 +182,10 @@ ngx_http_agent_owner_value(ngx_http_request_t *r,
     }
 
     if (ngx_http_complex_value(r, alcf->owner, &ctx->owner) != NGX_OK) {
-        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+        return NGX_ERROR;
     }
 
-    if (ctx->owner.len == 0) {
-        return ngx_http_agent_code(r, AGENT_CODE_UNAUTHORIZED,
-                                   "the request has no identity");
-    }
-
-    return NGX_OK;
+    return ctx->owner.len ? NGX_OK : NGX_DECLINED;
 }
 
 
@@ -400,32 +399,27 @@ ngx_http_agent_route(ngx_http_request_t *r, ngx_agent_route_t *route)
 }
 
 
-static ngx_int_t
-ngx_http_agent_method(ngx_http_request_t *r, ngx_agent_route_e route,
-    ngx_uint_t *allowed)
+static ngx_uint_t
+ngx_http_agent_allowed(ngx_http_request_t *r, ngx_agent_route_e route)
 {
     switch (route) {
 
     case NGX_AGENT_ROUTE_CAPABILITIES:
-        *allowed = r->method & (NGX_HTTP_GET|NGX_HTTP_HEAD);
-        break;
+        return r->method & (NGX_HTTP_GET|NGX_HTTP_HEAD);
 
     case NGX_AGENT_ROUTE_STATUS:
-        *allowed = r->method & (NGX_HTTP_GET|NGX_HTTP_HEAD|NGX_HTTP_DELETE);
-        break;
+        return r->method & (NGX_HTTP_GET|NGX_HTTP_HEAD|NGX_HTTP_DELETE);
 
     default:
-        *allowed = r->method & NGX_HTTP_POST;
+        return r->method & NGX_HTTP_POST;
     }
-
-    return NGX_OK;
 }
 
 
-/* application/json, also with parameters; a body of another encoding is none
- * we can read */
+/* NULL, or what is wrong: the type must be application/json, also with
+ * parameters, and the body not encoded */
 
-static ngx_int_t
+static const char *
 ngx_http_agent_media_type(ngx_http_request_t *r)
 {
     size_t            n;
@@ -434,12 +428,12 @@ ngx_http_agent_media_type(ngx_http_request_t *r)
     ngx_list_part_t  *part;
     ngx_table_elt_t  *h;
 
-    static ngx_str_t  json = ngx_string("application/json");
+    static ngx_str_t   json = ngx_string("application/json");
+    static const char  wrong_type[] =
+                       "the body must say \"Content-Type: application/json\"";
 
     if (r->headers_in.content_type == NULL) {
-        return ngx_http_agent_code(r, AGENT_CODE_UNSUPPORTED_MEDIA_TYPE,
-                                   "the body must say "
-                                   "\"Content-Type: application/json\"");
+        return wrong_type;
     }
 
     type = &r->headers_in.content_type->value;
@@ -450,9 +444,7 @@ ngx_http_agent_media_type(ngx_http_request_t *r)
         || (type->len > n && type->data[n] != ';' && type->data[n] != ' '
             && type->data[n] != '\t'))
     {
-        return ngx_http_agent_code(r, AGENT_CODE_UNSUPPORTED_MEDIA_TYPE,
-                                   "the body must say "
-                                   "\"Content-Type: application/json\"");
+        return wrong_type;
     }
 
     part = &r->headers_in.headers.part;
@@ -478,13 +470,11 @@ ngx_http_agent_media_type(ngx_http_request_t *r)
                  && ngx_strncasecmp(h[i].value.data, (u_char *) "identity", 8)
                     == 0))
         {
-            return ngx_http_agent_code(r, AGENT_CODE_UNSUPPORTED_MEDIA_TYPE,
-                                       "a body with Content-Encoding is not "
-                                       "supported");
+            return "a body with Content-Encoding is not supported";
         }
     }
 
-    return NGX_OK;
+    return NULL;
 }
 
 

@@ -137,14 +137,14 @@ agent_chat_new_call(agent_chat_calls_t *c, int64_t index,
     unsigned n;
     agent_chat_call_t *p;
 
-    if (c->ncalls == AGENT_CHAT_MAX_CALLS) {
-        c->over = "more than 128 tool calls";
-        return AGENT_TOO_LARGE;
-    }
-
     rc = agent_chat_calls_start(c);
     if (rc != AGENT_OK) {
         return rc;
+    }
+
+    if (c->ncalls == AGENT_CHAT_MAX_CALLS) {
+        c->over = "more than 128 tool calls";
+        return AGENT_TOO_LARGE;
     }
 
     if (c->ncalls == c->nalloc) {
@@ -195,7 +195,7 @@ agent_chat_is_other(const agent_chat_call_t *call, agent_str_t id,
         return !agent_str_eq(id, known);
     }
 
-    return (call->started || call->nargs != 0) &&
+    return (call->started || call->nargs != 0) && call->name.len != 0 &&
            !agent_str_eq(name, agent_buf_str(&call->name));
 }
 

@@ -5,8 +5,8 @@
 
 /*
  * Eight bytes at a time: the high bit of a byte is set where the byte of x is
- * below n or equals c.  A borrow may mark a byte above a right one, so that
- * only "is there any" is exact.
+ * below n or equals c.  A borrow may mark a byte above a right one; the lowest
+ * mark is always right.
  */
 #define AGENT_ONES        UINT64_C(0x0101010101010101)
 #define AGENT_HIGH        UINT64_C(0x8080808080808080)
@@ -95,6 +95,11 @@ agent_scan_is_space(char c)
 static inline int
 agent_scan_byte(agent_scanner_t *s, char c)
 {
+    if (s->p < s->end && *s->p == c) {
+        s->p++;
+        return 1;
+    }
+
     while (s->p < s->end && agent_scan_is_space(*s->p)) {
         s->p++;
     }
@@ -120,36 +125,50 @@ agent_scan_word(agent_scanner_t *s, const char *word, size_t len)
     return 1;
 }
 
+/* The first byte at p that is not plain ASCII of a string, or "end". */
+static inline const char *
+agent_scan_plain(const char *p, const char *end)
+{
+    uint64_t x, stop;
+
+    while (end - p >= 8) {
+        memcpy(&x, p, sizeof(x));
+
+        stop = x | AGENT_BELOW(x, 0x20) | AGENT_IS(x, '"') | AGENT_IS(x, '\\');
+        stop &= AGENT_HIGH;
+
+        if (stop != 0) {
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+            return p + (__builtin_ctzll(stop) >> 3);
+#else
+            break;
+#endif
+        }
+
+        p += 8;
+    }
+
+    while (p < end && (unsigned char) *p < 0x80 && (unsigned char) *p >= 0x20 &&
+           *p != '"' && *p != '\\') {
+        p++;
+    }
+
+    return p;
+}
+
 /*
  * A string whose opening quote has been skipped.  Plain ASCII is checked on the
- * way; a string with anything else is handed to the checker of escaped text
- * once its end is known.
+ * way; a string with anything else (none if "plain") is handed to the checker
+ * of escaped text once its end is known.
  */
 static inline int
 agent_scan_string(agent_scanner_t *s, agent_str_t *value, int plain)
 {
     const char *p = s->p, *end = s->end;
-    uint64_t x, stop;
     int rich = 0;
 
     for (;;) {
-        while (end - p >= 8) {
-            memcpy(&x, p, sizeof(x));
-
-            stop =
-                AGENT_BELOW(x, 0x20) | AGENT_IS(x, '"') | AGENT_IS(x, '\\') | x;
-
-            if (stop & AGENT_HIGH) {
-                break;
-            }
-
-            p += 8;
-        }
-
-        while (p < end && (unsigned char) *p < 0x80 &&
-               (unsigned char) *p >= 0x20 && *p != '"' && *p != '\\') {
-            p++;
-        }
+        p = agent_scan_plain(p, end);
 
         if (p == end || (unsigned char) *p < 0x20) {
             return 0;
@@ -159,19 +178,19 @@ agent_scan_string(agent_scanner_t *s, agent_str_t *value, int plain)
             break;
         }
 
-        rich = 1;
-        p += *p == '\\' ? 2 : 1;
-
-        if (p > end) {
+        if (plain || end - p < 2) {
             return 0;
         }
+
+        rich = 1;
+        p += *p == '\\' ? 2 : 1;
     }
 
     value->data = s->p;
     value->len = (size_t) (p - s->p);
     s->p = p + 1;
 
-    return !rich || (!plain && agent_json_is_escaped(*value));
+    return !rich || agent_json_is_escaped(*value);
 }
 
 static int
@@ -332,7 +351,7 @@ agent_scan_object(agent_scanner_t *s, const agent_scan_key_t *keys,
         }
 
         for (key = keys, bit = 1; key->name != NULL; key++, bit <<= 1) {
-            if (key->len == name.len &&
+            if (key->len == name.len && key->name[0] == name.data[0] &&
                 memcmp(key->name, name.data, name.len) == 0) {
                 break;
             }

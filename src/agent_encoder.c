@@ -505,10 +505,15 @@ agent_encoder_end(agent_encoder_t *e, agent_run_outcome_t outcome,
 
     agent_output_finished(&e->output, &e->log.json, outcome, finish);
 
+    /* who receives the terminal event may ask for the outcome at once */
+
+    e->output.outcome = outcome;
+    e->output.finish = finish;
+
     rc = agent_encoder_send_json(&e->log, AGENT_EV_RUN_FINISHED);
-    if (rc == AGENT_OK) {
-        e->output.outcome = outcome;
-        e->output.finish = finish;
+    if (rc != AGENT_OK) {
+        e->output.outcome = AGENT_RUN_RUNNING;
+        e->output.finish = AGENT_FINISH_UNKNOWN;
     }
 
     return rc;
@@ -543,9 +548,11 @@ agent_encoder_error(agent_encoder_t *e, const agent_fault_t *fault)
 
     agent_output_failed(&e->output, &e->log.json, &e->fault);
 
+    e->output.outcome = AGENT_RUN_ERROR;
+
     rc = agent_encoder_send_json(&e->log, AGENT_EV_RUN_ERROR);
-    if (rc == AGENT_OK) {
-        e->output.outcome = AGENT_RUN_ERROR;
+    if (rc != AGENT_OK) {
+        e->output.outcome = AGENT_RUN_RUNNING;
     }
 
     return rc;

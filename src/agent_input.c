@@ -23,6 +23,41 @@ static const agent_member_t agent_offer_members[] = {
 static const agent_member_t agent_context_members[] = {
     AGENT_MUST("description", STRING), AGENT_MUST("value", STRING), AGENT_END};
 
+agent_rc_t
+agent_input_add(agent_input_t *in, agent_role_t role, json_t *json)
+{
+    size_t cap;
+    agent_message_t *m;
+
+    if (json == NULL) {
+        return AGENT_NOMEM;
+    }
+
+    /* the array has room for a power of two */
+
+    if ((in->nmessages & (in->nmessages - 1)) == 0) {
+        cap = in->nmessages != 0 ? in->nmessages * 2 : 1;
+
+        m = in->alloc->resize(in->alloc->ctx, in->messages,
+                              cap * sizeof(agent_message_t));
+        if (m == NULL) {
+            json_decref(json);
+            return AGENT_NOMEM;
+        }
+
+        in->messages = m;
+    }
+
+    m = &in->messages[in->nmessages++];
+    m->role = role;
+    m->json = json;
+    m->id.data = "";
+    m->id.len = 0;
+    (void) agent_json_str(json, "id", &m->id);
+
+    return AGENT_OK;
+}
+
 void
 agent_input_free(agent_input_t *in)
 {
@@ -39,293 +74,6 @@ agent_input_free(agent_input_t *in)
 
     memset(in, 0, sizeof(agent_input_t));
 }
-
-/* --- messages in "parts" shape -------------------------------------------- */
-
-static const agent_member_t agent_parts_members[] = {
-    AGENT_MAY("id", ID),
-    AGENT_MUST("role", ANY),
-    AGENT_MAY("name", STRING),
-    AGENT_MAY("metadata", OBJECT),
-    AGENT_MUST("parts", ARRAY),
-    {"toolCallId", AGENT_MEMBER_ID, 0, "tool_call_id"},
-    AGENT_END};
-
-/*
- * One such message becomes several: the results of calls are messages of
- * their own, and so is what an assistant says behind them.
- */
-typedef struct {
-    const agent_reader_t *r;
-    const agent_where_t *where;
-    agent_role_t role;
-    json_t *base;     /* the message as it came; becomes the first one */
-    agent_buf_t text; /* of the message being made */
-    json_t *calls;
-} agent_parts_t;
-
-static json_t *
-agent_parts_either(const json_t *part, const char *one, const char *two)
-{
-    json_t *v = json_object_get(part, one);
-
-    return v != NULL && !json_is_null(v) ? v : json_object_get(part, two);
-}
-
-/* A new reference: a string as it is, anything else as JSON text. */
-static json_t *
-agent_parts_string(json_t *v, const char *otherwise)
-{
-    char *text;
-    json_t *s;
-    json_free_t release;
-
-    if (v == NULL || json_is_null(v)) {
-        return json_string(otherwise);
-    }
-
-    if (json_is_string(v)) {
-        return json_incref(v);
-    }
-
-    text = json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY);
-    if (text == NULL) {
-        return NULL;
-    }
-
-    s = json_string(text);
-
-    json_get_alloc_funcs(NULL, &release);
-    release(text);
-
-    return s;
-}
-
-/* Adds the message of the parts so far. */
-static agent_rc_t
-agent_parts_flush(agent_parts_t *p)
-{
-    int bad = 0;
-    agent_rc_t rc;
-
-    if (p->text.len == 0 && json_array_size(p->calls) == 0) {
-        return AGENT_OK;
-    }
-
-    if (p->base == NULL) {
-        p->base = json_pack("{s:s}", "role", "assistant");
-    }
-
-    if (p->text.len != 0) {
-        bad = json_object_set_new(
-            p->base, "content",
-            json_stringn_nocheck(p->text.data, p->text.len));
-    }
-
-    if (json_array_size(p->calls) != 0) {
-        bad |= json_object_set_new(p->base, "toolCalls", p->calls);
-        p->calls = json_array();
-    }
-
-    if (bad || p->calls == NULL) {
-        return AGENT_NOMEM;
-    }
-
-    rc = agent_reader_message(p->r, p->base, p->role, p->where, "parts");
-
-    agent_buf_reset(&p->text);
-    json_decref(p->base);
-    p->base = NULL;
-
-    return rc;
-}
-
-static agent_rc_t
-agent_parts_result(agent_parts_t *p, json_t *id, json_t *value)
-{
-    json_t *content, *json;
-    agent_rc_t rc;
-
-    rc = agent_parts_flush(p);
-    if (rc != AGENT_OK) {
-        return rc;
-    }
-
-    if (!(p->r->rules->roles & AGENT_ROLE_BIT(AGENT_ROLE_TOOL))) {
-        p->r->in->stripped++;
-        return AGENT_OK;
-    }
-
-    content = agent_parts_string(value, "");
-    json = json_pack("{s:s,s:O,s:O}", "role", "tool", "toolCallId", id,
-                     "content", content);
-    json_decref(content);
-
-    return agent_input_add(p->r->in, AGENT_ROLE_TOOL, json);
-}
-
-static agent_rc_t
-agent_parts_call(agent_parts_t *p, const json_t *part, json_t *id,
-                 const char *name)
-{
-    json_t *args, *call, *output;
-
-    args = agent_parts_string(agent_parts_either(part, "args", "input"), "{}");
-    call = json_pack("{s:O,s:s,s:{s:s,s:O}}", "id", id, "type", "function",
-                     "function", "name", name, "arguments", args);
-    json_decref(args);
-
-    if (call == NULL || json_array_append_new(p->calls, call) != 0) {
-        return AGENT_NOMEM;
-    }
-
-    output = agent_parts_either(part, "output", "errorText");
-
-    return output != NULL && !json_is_null(output)
-               ? agent_parts_result(p, id, output)
-               : AGENT_OK;
-}
-
-/* A part about a tool.  AGENT_DECLINED: it is of no use. */
-static agent_rc_t
-agent_parts_tool(agent_parts_t *p, const json_t *part, const char *type)
-{
-    json_t *v, *id;
-    agent_str_t s;
-
-    id = agent_parts_either(part, "toolCallId", "tool_call_id");
-    id = id != NULL ? id : json_object_get(part, "id");
-
-    if (!json_is_string(id)) {
-        return AGENT_DECLINED;
-    }
-
-    s.data = json_string_value(id);
-    s.len = json_string_length(id);
-
-    if (agent_id_check(s) != NULL) {
-        return AGENT_DECLINED;
-    }
-
-    if (strcmp(type, "tool-result") == 0 || strcmp(type, "tool_result") == 0) {
-        return agent_parts_result(p, id,
-                                  agent_parts_either(part, "result", "output"));
-    }
-
-    v = agent_parts_either(part, "toolName", "name");
-
-    if (json_is_string(v)) {
-        type = json_string_value(v);
-    } else if (strncmp(type, "tool-", 5) == 0 && strcmp(type, "tool-call")) {
-        type += 5; /* AI SDKs: "tool-<name>" */
-    } else {
-        return AGENT_DECLINED;
-    }
-
-    return p->role == AGENT_ROLE_ASSISTANT && *type != '\0'
-               ? agent_parts_call(p, part, id, type)
-               : AGENT_DECLINED;
-}
-
-static agent_rc_t
-agent_parts_add(agent_parts_t *p, const json_t *part,
-                const agent_where_t *where)
-{
-    agent_rc_t rc = AGENT_DECLINED;
-    agent_str_t type, text;
-
-    if (!json_is_object(part)) {
-        return agent_reader_refuse(p->r, where, NULL, "must be an object");
-    }
-
-    if (!agent_json_str(part, "type", &type)) {
-        return agent_reader_refuse(p->r, where, "type", "must be a string");
-    }
-
-    if (agent_str_eq(type, AGENT_STR("text"))) {
-        if (!agent_json_str(part, "text", &text)) {
-            return agent_reader_refuse(p->r, where, "text", "must be a string");
-        }
-
-        if (p->text.len != 0 && text.len != 0) {
-            agent_buf_add_lit(&p->text, "\n\n");
-        }
-
-        agent_buf_add_str(&p->text, text);
-
-        return agent_buf_ok(&p->text) ? AGENT_OK : AGENT_NOMEM;
-    }
-
-    if (p->role == AGENT_ROLE_ASSISTANT || p->role == AGENT_ROLE_TOOL) {
-        if (strncmp(type.data, "tool", 4) == 0 ||
-            agent_str_eq(type, AGENT_STR("dynamic-tool"))) {
-            rc = agent_parts_tool(p, part, type.data);
-        }
-    }
-
-    if (rc == AGENT_DECLINED) {
-        p->r->in->stripped++;
-        rc = AGENT_OK;
-    }
-
-    return rc;
-}
-
-static agent_rc_t
-agent_input_parts(const agent_reader_t *r, json_t *json, agent_role_t role,
-                  const agent_where_t *where)
-{
-    json_t *parts;
-    size_t before = r->in->nmessages;
-    agent_rc_t rc;
-    agent_parts_t p;
-    agent_where_t list = {where, "parts", 0}, at = {&list, NULL, 0};
-
-    rc = agent_reader_members(r, json, where, agent_parts_members);
-    if (rc != AGENT_OK) {
-        return rc;
-    }
-
-    parts = json_incref(json_object_get(json, "parts"));
-    json_object_del(json, "parts");
-
-    if (role == AGENT_ROLE_USER || json_object_get(json, "toolCallId")) {
-        rc = json_object_set_new(json, "content", parts) ? AGENT_NOMEM
-                                                         : AGENT_OK;
-        return rc != AGENT_OK
-                   ? rc
-                   : agent_reader_message(r, json, role, where, "parts");
-    }
-
-    memset(&p, 0, sizeof(agent_parts_t));
-    p.r = r;
-    p.where = where;
-    p.role = role;
-    p.base = json_incref(json);
-    p.calls = json_array();
-    agent_buf_init(&p.text, r->in->alloc);
-
-    rc = p.calls != NULL ? AGENT_OK : AGENT_NOMEM;
-
-    for (; rc == AGENT_OK && at.index < json_array_size(parts); at.index++) {
-        rc = agent_parts_add(&p, json_array_get(parts, at.index), &at);
-    }
-
-    if (rc == AGENT_OK) {
-        rc = agent_parts_flush(&p);
-    }
-
-    r->in->stripped += rc == AGENT_OK && r->in->nmessages == before;
-
-    agent_buf_free(&p.text);
-    json_decref(p.calls);
-    json_decref(p.base);
-    json_decref(parts);
-
-    return rc;
-}
-
-/* --- the request ---------------------------------------------------------- */
 
 static agent_rc_t
 agent_input_message(const agent_reader_t *r, json_t *json,
@@ -359,7 +107,7 @@ agent_input_message(const agent_reader_t *r, json_t *json,
          * unknown members of an AG-UI message */
 
         if (v == NULL || json_is_null(v) || (json_is_string(v) && s.len == 0)) {
-            return agent_input_parts(r, json, role, where);
+            return agent_reader_parts(r, json, role, where);
         }
     }
 
@@ -595,6 +343,10 @@ agent_pair_calls(agent_pairing_t *p, size_t i)
 
     for (k = 0; k < json_array_size(list); k++) {
         id = json_object_get(json_array_get(list, k), "id");
+        if (!json_is_string(id)) {
+            continue;
+        }
+
         old = json_object_get(p->open, json_string_value(id));
 
         c = &p->calls[p->ncalls];
@@ -725,8 +477,8 @@ agent_pair_emit(agent_pairing_t *p, size_t i, agent_input_t *out)
 }
 
 /*
- * A call moves down to its first result: what an assistant said in between
- * stands before the call then, as if it had been said with it.
+ * A message with calls moves down to the last of their results: what was said
+ * in between then stands before it, as if it had been said together with it.
  */
 static agent_rc_t
 agent_pair_order(agent_pairing_t *p, size_t end, agent_input_t *out)
@@ -742,7 +494,7 @@ agent_pair_order(agent_pairing_t *p, size_t end, agent_input_t *out)
         if (role == AGENT_ROLE_TOOL) {
             if (owner == AGENT_PAIR_NONE) {
                 out->stripped++;
-            } else if (p->pairs[owner].result == i) {
+            } else if (p->pairs[owner].last == i) {
                 rc = agent_pair_emit(p, owner, out);
             }
 
@@ -763,16 +515,13 @@ agent_input_pair(agent_input_t *in, agent_fault_t *fault)
 {
     size_t i, n = 0, end = 0;
     agent_rc_t rc = AGENT_NOMEM;
-    agent_input_t out;
+    agent_input_t out, old = *in;
     agent_pairing_t p = {in, NULL, NULL, 0, NULL};
 
     for (i = 0; i < in->nmessages; i++) {
         n +=
             json_array_size(json_object_get(in->messages[i].json, "toolCalls"));
     }
-
-    memset(&out, 0, sizeof(agent_input_t));
-    out.alloc = in->alloc;
 
     p.pairs = agent_calloc(in->alloc, in->nmessages * sizeof(agent_pair_t));
     p.calls = agent_calloc(in->alloc, n * sizeof(agent_pair_call_t));
@@ -788,12 +537,20 @@ agent_input_pair(agent_input_t *in, agent_fault_t *fault)
         rc = AGENT_INVALID;
     }
 
+    memset(&out, 0, sizeof(agent_input_t));
+    out.alloc = in->alloc;
+
     if (rc == AGENT_OK) {
         rc = agent_pair_order(&p, end, &out);
     }
 
     if (rc == AGENT_OK) {
-        /* swaps: what was in "in" goes with "out" */
+        in->messages = out.messages;
+        in->nmessages = out.nmessages;
+        in->stripped += out.stripped;
+
+        out.messages = old.messages;
+        out.nmessages = old.nmessages;
     }
 
     agent_free(in->alloc, p.pairs);

@@ -626,41 +626,6 @@ agent_reader_calls(const agent_reader_t *r, json_t *calls,
 }
 
 agent_rc_t
-agent_input_add(agent_input_t *in, agent_role_t role, json_t *json)
-{
-    size_t cap;
-    agent_message_t *m;
-
-    if (json == NULL) {
-        return AGENT_NOMEM;
-    }
-
-    /* the array has room for a power of two */
-
-    if ((in->nmessages & (in->nmessages - 1)) == 0) {
-        cap = in->nmessages != 0 ? in->nmessages * 2 : 1;
-
-        m = in->alloc->resize(in->alloc->ctx, in->messages,
-                              cap * sizeof(agent_message_t));
-        if (m == NULL) {
-            json_decref(json);
-            return AGENT_NOMEM;
-        }
-
-        in->messages = m;
-    }
-
-    m = &in->messages[in->nmessages++];
-    m->role = role;
-    m->json = json;
-    m->id.data = "";
-    m->id.len = 0;
-    (void) agent_json_str(json, "id", &m->id);
-
-    return AGENT_OK;
-}
-
-agent_rc_t
 agent_reader_message(const agent_reader_t *r, json_t *json, agent_role_t role,
                      const agent_where_t *where, const char *key)
 {

@@ -179,6 +179,10 @@ agent_rc_t agent_reader_message(const agent_reader_t *r, json_t *json,
                                 agent_role_t role, const agent_where_t *where,
                                 const char *key);
 
+/* The same for a message in "parts" shape (agent_parts.c). */
+agent_rc_t agent_reader_parts(const agent_reader_t *r, json_t *json,
+                              agent_role_t role, const agent_where_t *where);
+
 /* Adds a message and takes over the reference, which may be NULL: the
  * AGENT_NOMEM of the call that made it. */
 agent_rc_t agent_input_add(agent_input_t *in, agent_role_t role, json_t *json);

@@ -35,6 +35,7 @@ use strict;
 use warnings;
 
 use AgentUpstream;
+use Cwd qw(abs_path);
 use Exporter 'import';
 use File::Basename qw(dirname);
 use File::Path qw(rmtree);
@@ -49,7 +50,7 @@ use Time::HiRes qw(sleep time);
 
 our @EXPORT = qw(agent_blocks check_run run_input script);
 
-my $ROOT = File::Spec->rel2abs(dirname(__FILE__) . '/../..');
+my $ROOT = abs_path(dirname(__FILE__) . '/../..');
 my $ALARM = qr/^\S+ \S+ \[(?:alert|emerg|crit)\]
     |exited\ on\ signal|Sanitizer|runtime\ error:|core\ dumped/x;
 my %alive;

@@ -573,6 +573,14 @@ sub _request {
     my $r = $c->{req};
 
     if (!$r) {
+        # a TLS client on the plain port, told as nginx tells it
+        if ($c->{in} =~ /\A\x16/) {
+            $c->{in} = '';
+            $c->{steps} =
+                [ _response({ frame => 'close' }, 400, [], "no TLS here\n") ];
+            return 1;
+        }
+
         return 0 unless $c->{in} =~ s/\A(.*?)\r\n\r\n//s;
         my ($line, @lines) = split /\r\n/, $1;
         my ($method, $path) = split / /, $line;

@@ -209,7 +209,7 @@ collect_print(const collect_t *c)
 /* --- one answer ----------------------------------------------------------- */
 
 typedef struct {
-    unsigned status; /* 0: 200 */
+    unsigned status;  /* 0: 200 */
     const char *type; /* NULL: text/event-stream */
     unsigned retry_after;
     const char *secret;

@@ -32,14 +32,14 @@ sha256_block(uint32_t *h, const unsigned char *p)
     unsigned i;
 
     for (i = 0; i < 64; i++) {
-        w[i] = i < 16 ? (uint32_t) p[i * 4] << 24 |
-                            (uint32_t) p[i * 4 + 1] << 16 |
-                            (uint32_t) p[i * 4 + 2] << 8 | p[i * 4 + 3]
-                      : w[i - 16] + w[i - 7] +
-                            (sha256_ror(w[i - 15], 7) ^
-                             sha256_ror(w[i - 15], 18) ^ w[i - 15] >> 3) +
-                            (sha256_ror(w[i - 2], 17) ^
-                             sha256_ror(w[i - 2], 19) ^ w[i - 2] >> 10);
+        w[i] = i < 16
+                   ? (uint32_t) p[i * 4] << 24 | (uint32_t) p[i * 4 + 1] << 16 |
+                         (uint32_t) p[i * 4 + 2] << 8 | p[i * 4 + 3]
+                   : w[i - 16] + w[i - 7] +
+                         (sha256_ror(w[i - 15], 7) ^ sha256_ror(w[i - 15], 18) ^
+                          w[i - 15] >> 3) +
+                         (sha256_ror(w[i - 2], 17) ^ sha256_ror(w[i - 2], 19) ^
+                          w[i - 2] >> 10);
     }
 
     memcpy(s, h, sizeof(s));

@@ -395,14 +395,11 @@ usage_count(const json_t *usage, const char *member)
 static int
 expect_usage(const collect_t *c, const json_t *usage, const char *name)
 {
-    if (!json_is_object(usage) ? c->has_usage
-                               : c->usage.input !=
-                                         usage_count(usage, "prompt_tokens") ||
-                                     c->usage.output !=
-                                         usage_count(usage,
-                                                     "completion_tokens") ||
-                                     c->usage.total !=
-                                         usage_count(usage, "total_tokens")) {
+    if (!json_is_object(usage)
+            ? c->has_usage
+            : c->usage.input != usage_count(usage, "prompt_tokens") ||
+                  c->usage.output != usage_count(usage, "completion_tokens") ||
+                  c->usage.total != usage_count(usage, "total_tokens")) {
         printf("# %s: usage differs\n", name);
         return 0;
     }
@@ -578,10 +575,10 @@ test_refusal_body(char **names, char **row, unsigned n)
 
     good = good && want.nwrong == 0 &&
            expect_error(&want, s.head.status, COLUMN("message"), name) &&
-           want.fault.code ==
-               (s.head.status == 401   ? AGENT_CODE_UPSTREAM_AUTH
-                : s.head.status == 429 ? AGENT_CODE_UPSTREAM_RATE_LIMITED
-                                       : AGENT_CODE_UPSTREAM_REJECTED);
+           want.fault.code == (s.head.status == 401 ? AGENT_CODE_UPSTREAM_AUTH
+                               : s.head.status == 429
+                                   ? AGENT_CODE_UPSTREAM_RATE_LIMITED
+                                   : AGENT_CODE_UPSTREAM_REJECTED);
 
     s.data = body.data;
     s.len = body.len;
@@ -677,13 +674,13 @@ test_quirk(const char *name, const json_t *quirk)
 
     (void) collect_answer(&want, &s.head, body.data, body.len, 0);
 
-    good = good && want.nwrong == 0 &&
-           expect_buf(&want.text, json_object_get(expect, "text"), name,
-                      "text") &&
-           expect_buf(&want.reasoning, json_object_get(expect, "reasoning"),
-                      name, "reasoning") &&
-           expect_tools(&want, json_object_get(expect, "tools"), name) &&
-           expect_usage(&want, json_object_get(expect, "usage"), name);
+    good =
+        good && want.nwrong == 0 &&
+        expect_buf(&want.text, json_object_get(expect, "text"), name, "text") &&
+        expect_buf(&want.reasoning, json_object_get(expect, "reasoning"), name,
+                   "reasoning") &&
+        expect_tools(&want, json_object_get(expect, "tools"), name) &&
+        expect_usage(&want, json_object_get(expect, "usage"), name);
 
     if (json_is_string(error)) {
         good = good && expect_error(&want, s.head.status,

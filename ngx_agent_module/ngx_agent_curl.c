@@ -321,14 +321,12 @@ ngx_agent_curl_resolved(ngx_resolver_ctx_t *ctx)
     ngx_uint_t   i, n;
     u_char       text[16][NGX_SOCKADDR_STRLEN];
 
-    p = NULL;
-    rc = NGX_OK;
-
     if (ctx->state) {
-        ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0,
-                      "agent model \"%V\": \"%V\" could not be resolved "
-                      "(%i: %s)", &t->model->name, &ctx->name, ctx->state,
-                      ngx_resolver_strerror(ctx->state));
+        p = ngx_slprintf((u_char *) t->error, (u_char *) t->error
+                                              + sizeof(t->error) - 1,
+                         "%V could not be resolved: %s", &ctx->name,
+                         ngx_resolver_strerror(ctx->state));
+        *p = '\0';
 
         rc = NGX_DECLINED;
 
@@ -504,28 +502,20 @@ ngx_agent_curl_free(ngx_agent_transfer_t *t)
 static void
 ngx_agent_curl_deferred(ngx_event_t *ev)
 {
-    void                                 *data;
-    const char                           *reason;
-    ngx_queue_t                          *q;
-    ngx_agent_multi_t                    *m;
-    ngx_agent_transfer_e                  rc;
-    ngx_agent_transfer_t                 *t;
-    const ngx_agent_transfer_handlers_t  *handlers;
+    ngx_queue_t           *q;
+    ngx_agent_multi_t     *m;
+    ngx_agent_transfer_t  *t;
 
     while (!ngx_queue_empty(&ngx_agent_ends)) {
         q = ngx_queue_head(&ngx_agent_ends);
         t = ngx_queue_data(q, ngx_agent_transfer_t, queue);
 
-        handlers = t->handlers;
-        data = t->data;
-        rc = t->failed;
-        reason = t->reason;
+        if (t->handlers) {
+            t->handlers->done(t->data, t->failed, t->reason,
+                              t->error[0] ? t->error : NULL);
+        }
 
         ngx_agent_curl_free(t);
-
-        if (handlers) {
-            handlers->done(data, rc, reason);
-        }
     }
 
     while (!ngx_queue_empty(&ngx_agent_starts)) {
@@ -964,13 +954,6 @@ ngx_agent_curl_finished(ngx_agent_multi_t *m, CURL *easy, CURLcode rc)
     }
 
     result = ngx_agent_curl_result(t, rc, &reason);
-
-    if (result != NGX_AGENT_TRANSFER_OK && t->handlers) {
-        ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0,
-                      "agent model \"%V\": call to %V failed: %s",
-                      &t->model->name, &t->model->host,
-                      t->error[0] ? t->error : curl_easy_strerror(rc));
-    }
 
     ngx_agent_curl_end(t, result, reason);
 }

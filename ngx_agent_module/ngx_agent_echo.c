@@ -192,10 +192,11 @@ ngx_agent_echo_handler(ngx_event_t *ev)
         ngx_agent_echo_free(t);
 
         if (rc == AGENT_DONE) {
-            handlers->done(data, NGX_AGENT_TRANSFER_OK, "");
+            handlers->done(data, NGX_AGENT_TRANSFER_OK, "", NULL);
 
         } else {
-            handlers->done(data, NGX_AGENT_TRANSFER_FAILED, "no memory");
+            handlers->done(data, NGX_AGENT_TRANSFER_FAILED, "no memory",
+                           NULL);
         }
 
         return;

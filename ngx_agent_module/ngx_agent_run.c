@@ -19,7 +19,9 @@ static void ngx_agent_run_free(ngx_agent_run_t *run);
 static void ngx_agent_run_tick(ngx_event_t *ev);
 static void ngx_agent_model_next(ngx_agent_model_t *model);
 static void ngx_agent_run_log_fault(ngx_agent_run_t *run,
-    const agent_fault_t *fault);
+    const agent_fault_t *fault, const char *detail);
+static void ngx_agent_run_fail_detail(ngx_agent_run_t *run,
+    const agent_fault_t *fault, const char *detail);
 static void ngx_agent_run_last_resort(ngx_agent_run_t *run,
     const agent_fault_t *fault);
 
@@ -29,7 +31,7 @@ static void ngx_agent_run_head(void *data, ngx_uint_t status, ngx_str_t *type,
     ngx_uint_t retry_after);
 static ngx_int_t ngx_agent_run_body(void *data, u_char *p, size_t n);
 static void ngx_agent_run_done(void *data, ngx_agent_transfer_e rc,
-    const char *reason);
+    const char *reason, const char *detail);
 static u_char *ngx_agent_run_log_handler(ngx_log_t *log, u_char *buf,
     size_t len);
 
@@ -582,7 +584,8 @@ ngx_agent_run_body(void *data, u_char *p, size_t n)
 
 
 static void
-ngx_agent_run_done(void *data, ngx_agent_transfer_e rc, const char *reason)
+ngx_agent_run_done(void *data, ngx_agent_transfer_e rc, const char *reason,
+    const char *detail)
 {
     ngx_agent_run_t *run = data;
 
@@ -606,7 +609,7 @@ ngx_agent_run_done(void *data, ngx_agent_transfer_e rc, const char *reason)
         if (run->state != NGX_AGENT_OVER) {
             agent_fault_set(&fault, AGENT_CODE_UPSTREAM_TRUNCATED,
                             "the model's answer ended early");
-            ngx_agent_run_fail(run, &fault);
+            ngx_agent_run_fail_detail(run, &fault, detail);
         }
 
         return;
@@ -646,7 +649,7 @@ ngx_agent_run_done(void *data, ngx_agent_transfer_e rc, const char *reason)
         break;
     }
 
-    ngx_agent_run_fail(run, &fault);
+    ngx_agent_run_fail_detail(run, &fault, detail);
 }
 
 
@@ -669,7 +672,7 @@ ngx_agent_run_delta(void *data, const agent_delta_t *d)
         /* what a client may know is not all that an operator wants to know */
 
         fault = *d->fault;
-        ngx_agent_run_log_fault(run, &fault);
+        ngx_agent_run_log_fault(run, &fault, NULL);
 
     } else if (!run->has_first && d->type != AGENT_DELTA_FINISH) {
         run->has_first = 1;
@@ -813,7 +816,8 @@ ngx_agent_model_next(ngx_agent_model_t *model)
 
 
 static void
-ngx_agent_run_log_fault(ngx_agent_run_t *run, const agent_fault_t *fault)
+ngx_agent_run_log_fault(ngx_agent_run_t *run, const agent_fault_t *fault,
+    const char *detail)
 {
     ngx_uint_t  level;
 
@@ -831,19 +835,29 @@ ngx_agent_run_log_fault(ngx_agent_run_t *run, const agent_fault_t *fault)
         level = NGX_LOG_ERR;
     }
 
-    ngx_log_error(level, run->log, 0, "agent run failed: %s: %s",
-                  agent_code_name(fault->code), fault->message);
+    ngx_log_error(level, run->log, 0, "agent run failed: %s: %s%s%s%s",
+                  agent_code_name(fault->code), fault->message,
+                  detail ? " (" : "", detail ? detail : "",
+                  detail ? ")" : "");
 }
 
 
 void
 ngx_agent_run_fail(ngx_agent_run_t *run, const agent_fault_t *fault)
 {
+    ngx_agent_run_fail_detail(run, fault, NULL);
+}
+
+
+static void
+ngx_agent_run_fail_detail(ngx_agent_run_t *run, const agent_fault_t *fault,
+    const char *detail)
+{
     if (run->state == NGX_AGENT_OVER) {
         return;
     }
 
-    ngx_agent_run_log_fault(run, fault);
+    ngx_agent_run_log_fault(run, fault, detail);
 
     (void) agent_encoder_error(run->encoder, fault);
 

@@ -34,9 +34,10 @@ typedef struct {
     /* NGX_OK: go on; NGX_ERROR: the caller has cancelled or released it */
     ngx_int_t (*body)(void *data, u_char *p, size_t n);
 
-    /* once, the last call; "reason" is for people, without secrets */
+    /* once, the last call; "reason" is for clients, "detail" (may be NULL) for
+     * the log: it can name hosts and addresses; neither holds a secret */
     void      (*done)(void *data, ngx_agent_transfer_e rc,
-                      const char *reason);
+                      const char *reason, const char *detail);
 } ngx_agent_transfer_handlers_t;
 
 

@@ -127,74 +127,62 @@ agent_answer_fail(agent_answer_t *a, const agent_fault_t *fault)
     d.type = AGENT_DELTA_ERROR;
     d.fault = fault;
 
-    a->state = AGENT_ANSWER_DONE;
-
     rc = agent_answer_emit(a, &d);
 
-    if (rc == AGENT_OK) {
-        return AGENT_DONE;
-    }
-
-    a->state = AGENT_ANSWER_BROKEN;
+    a->state = rc == AGENT_OK ? AGENT_ANSWER_DONE : AGENT_ANSWER_BROKEN;
     a->rc = rc;
 
-    return rc;
+    return rc == AGENT_OK ? AGENT_DONE : rc;
+}
+
+static agent_rc_t
+agent_answer_error(agent_answer_t *a, agent_code_t code, const char *what)
+{
+    agent_fault_t f;
+
+    agent_fault_set(&f, code, "the model server%s", what);
+
+    return agent_answer_fail(a, &f);
+}
+
+static agent_rc_t
+agent_answer_not_ours(agent_answer_t *a)
+{
+    return agent_answer_error(a, AGENT_CODE_UPSTREAM_ERROR,
+                              "'s answer is not an event stream");
 }
 
 /* Every step ends here: "rc" of a decoder or reader becomes a state. */
 static agent_rc_t
 agent_answer_result(agent_answer_t *a, agent_rc_t rc)
 {
-    agent_fault_t f;
-
     if (rc == AGENT_OK) {
         return rc;
     }
 
-    if (rc == AGENT_DONE && a->last && !a->stopped) {
-        a->state = AGENT_ANSWER_DONE;
-        return rc;
-    }
+    if (!a->stopped) {
+        switch (rc) {
+        case AGENT_DONE:
+            a->state = AGENT_ANSWER_DONE;
+            return rc;
 
-    if (!a->stopped && rc == AGENT_TOO_LARGE) {
-        agent_fault_set(&f, AGENT_CODE_UPSTREAM_ERROR,
-                        "the model server sent more than %zu bytes at once",
-                        a->limits.max_event);
-        return agent_answer_fail(a, &f);
-    }
+        case AGENT_TOO_LARGE:
+            return agent_answer_error(a, AGENT_CODE_UPSTREAM_ERROR,
+                                      " sent too much at once");
 
-    if (!a->stopped && rc == AGENT_INVALID) {
-        agent_fault_set(&f, AGENT_CODE_UPSTREAM_ERROR,
-                        "the model server sent bad JSON");
-        return agent_answer_fail(a, &f);
+        case AGENT_INVALID:
+            return agent_answer_error(a, AGENT_CODE_UPSTREAM_ERROR,
+                                      " sent bad JSON");
+
+        default:
+            break;
+        }
     }
 
     a->state = AGENT_ANSWER_BROKEN;
     a->rc = rc;
 
     return rc;
-}
-
-static agent_rc_t
-agent_answer_not_ours(agent_answer_t *a)
-{
-    agent_fault_t f;
-
-    agent_fault_set(&f, AGENT_CODE_UPSTREAM_ERROR,
-                    "the model server's answer is not an event stream");
-
-    return agent_answer_fail(a, &f);
-}
-
-static agent_rc_t
-agent_answer_truncated(agent_answer_t *a, const char *why)
-{
-    agent_fault_t f;
-
-    agent_fault_set(&f, AGENT_CODE_UPSTREAM_TRUNCATED,
-                    "the model server's answer %s", why);
-
-    return agent_answer_fail(a, &f);
 }
 
 /* --- life ----------------------------------------------------------------- */
@@ -426,7 +414,8 @@ agent_answer_json(agent_answer_t *a, int clean)
         }
 
         if (!clean || !agent_answer_is_whole(text)) {
-            return agent_answer_truncated(a, "ended early");
+            return agent_answer_error(a, AGENT_CODE_UPSTREAM_TRUNCATED,
+                                      "'s answer ended early");
         }
 
         return agent_answer_result(a, AGENT_INVALID);
@@ -486,10 +475,24 @@ typedef enum {
     AGENT_FIRST_OTHER
 } agent_first_t;
 
+/* Length of the byte order mark that s begins with. */
 static size_t
 agent_answer_bom(agent_str_t s)
 {
     return s.len >= 3 && memcmp(s.data, AGENT_ANSWER_BOM, 3) == 0 ? 3 : 0;
+}
+
+/* What has come so far without that mark and blanks. */
+static agent_str_t
+agent_answer_gist(const agent_answer_t *a)
+{
+    agent_str_t s = agent_buf_str(&a->body);
+    size_t bom = agent_answer_bom(s);
+
+    s.data += bom;
+    s.len -= bom;
+
+    return agent_trim(s);
 }
 
 /* 1 when s begins with a field of an event stream, -1 when it still may. */
@@ -520,21 +523,12 @@ agent_answer_is_field(agent_str_t s)
 static agent_first_t
 agent_answer_first(const agent_answer_t *a)
 {
-    agent_str_t s = agent_buf_str(&a->body);
-    size_t bom = agent_answer_bom(s);
+    agent_str_t s = agent_answer_gist(a);
     int field;
 
     if (s.len < 3 && s.len != 0 &&
         memcmp(s.data, AGENT_ANSWER_BOM, s.len) == 0) {
         return AGENT_FIRST_UNKNOWN;
-    }
-
-    s.data += bom;
-    s.len -= bom;
-
-    while (s.len != 0 && agent_is_space(s.data[0])) {
-        s.data++;
-        s.len--;
     }
 
     if (s.len == 0) {
@@ -665,14 +659,10 @@ agent_answer_more(agent_answer_t *a, const char *p, size_t n)
 agent_rc_t
 agent_answer_body(agent_answer_t *a, const char *p, size_t n)
 {
-    agent_fault_t f;
-
     if (a->state < AGENT_ANSWER_DONE) {
         if (n > a->limits.max_body - a->total) {
-            agent_fault_set(&f, AGENT_CODE_UPSTREAM_ERROR,
-                            "the model server sent more than %zu bytes",
-                            a->limits.max_body);
-            return agent_answer_fail(a, &f);
+            return agent_answer_error(a, AGENT_CODE_UPSTREAM_ERROR,
+                                      " sent too much");
         }
 
         a->total += n;
@@ -685,7 +675,6 @@ agent_rc_t
 agent_answer_end(agent_answer_t *a, int clean)
 {
     agent_rc_t rc = AGENT_OK;
-    agent_str_t first;
 
     a->ending = 1;
 
@@ -709,16 +698,14 @@ agent_answer_end(agent_answer_t *a, int clean)
         return agent_answer_refused(a);
 
     case AGENT_ANSWER_SNIFF:
-        first = agent_buf_str(&a->body);
-        first.data += agent_answer_bom(first);
-        first.len -= agent_answer_bom(agent_buf_str(&a->body));
-
-        if (agent_trim(first).len == 0) {
-            return agent_answer_truncated(a, "is empty");
+        if (agent_answer_gist(a).len == 0) {
+            return agent_answer_error(a, AGENT_CODE_UPSTREAM_TRUNCATED,
+                                      "'s answer is empty");
         }
 
         return clean ? agent_answer_not_ours(a)
-                     : agent_answer_truncated(a, "ended early");
+                     : agent_answer_error(a, AGENT_CODE_UPSTREAM_TRUNCATED,
+                                          "'s answer ended early");
 
     case AGENT_ANSWER_BROKEN:
         return a->rc;

@@ -236,14 +236,23 @@ agent_chat_find(const agent_chat_calls_t *c, int64_t index, agent_str_t id,
     return NULL;
 }
 
-static int
-agent_chat_dump_bytes(const char *p, size_t n, void *data)
+static agent_rc_t
+agent_chat_dump_digits(agent_buf_t *b, const json_t *value, size_t digits)
 {
-    agent_buf_t *b = data;
+    size_t n, flags = JSON_COMPACT | JSON_REAL_PRECISION(digits);
 
-    agent_buf_add(b, p, n);
+    agent_buf_reset(b);
 
-    return agent_buf_ok(b) ? 0 : -1;
+    n = json_dumpb(value, NULL, 0, flags);
+
+    if (n == 0 || agent_buf_reserve(b, n) != AGENT_OK ||
+        json_dumpb(value, b->data, n, flags) != n) {
+        return AGENT_NOMEM;
+    }
+
+    b->len = n;
+
+    return AGENT_OK;
 }
 
 /*
@@ -254,27 +263,19 @@ static agent_rc_t
 agent_chat_dump(agent_buf_t *b, const json_t *value)
 {
     json_t *copy;
+    agent_rc_t rc;
     int same;
 
-    if (json_dump_callback(value, agent_chat_dump_bytes, b,
-                           JSON_COMPACT | JSON_REAL_PRECISION(15)) != 0) {
-        return AGENT_NOMEM;
+    rc = agent_chat_dump_digits(b, value, 15);
+    if (rc != AGENT_OK) {
+        return rc;
     }
 
     copy = json_loadb(b->data, b->len, JSON_ALLOW_NUL, NULL);
     same = json_equal(copy, value);
     json_decref(copy);
 
-    if (same) {
-        return AGENT_OK;
-    }
-
-    agent_buf_reset(b);
-
-    return json_dump_callback(value, agent_chat_dump_bytes, b,
-                              JSON_COMPACT | JSON_REAL_PRECISION(17)) == 0
-               ? AGENT_OK
-               : AGENT_NOMEM;
+    return same ? AGENT_OK : agent_chat_dump_digits(b, value, 17);
 }
 
 static agent_rc_t

@@ -2,6 +2,7 @@
 #include "agent_json.h"
 
 #include <string.h>
+#include <strings.h>
 
 #define AGENT_CHAT_NAME_MAX 64 /* of a tool */
 
@@ -170,7 +171,7 @@ agent_chat_audio_format(agent_str_t mime)
 
     for (i = 0; i < sizeof(formats) / sizeof(formats[0]); i++) {
         if (s.len == strlen(formats[i].mime) &&
-            memcmp(s.data, formats[i].mime, s.len) == 0) {
+            strncasecmp(s.data, formats[i].mime, s.len) == 0) {
             s.data = formats[i].format;
             s.len = strlen(s.data);
             return s;

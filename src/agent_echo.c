@@ -157,8 +157,7 @@ agent_echo_name(agent_str_t s, agent_str_t *name)
 
     name->data = p;
 
-    while (p < end && *p != '.' && *p != '!' && *p != '?' && *p != ',' &&
-           *p != ';' && *p != '\n') {
+    while (p < end && strchr(".!?,;\n", *p) == NULL) {
         p++;
     }
 
@@ -259,23 +258,19 @@ agent_echo_answer_results(agent_echo_t *e, const json_t *messages)
     }
 }
 
-static int
-agent_echo_dump_bytes(const char *p, size_t n, void *data)
-{
-    agent_buf_add(data, p, n);
-
-    return 0;
-}
-
 static void
 agent_echo_dump(agent_buf_t *b, const json_t *value)
 {
-    /* the only failure is of an allocation, which leaves half a value */
+    size_t n = json_dumpb(value, NULL, 0, JSON_COMPACT | JSON_ENCODE_ANY);
 
-    if (json_dump_callback(value, agent_echo_dump_bytes, b,
-                           JSON_COMPACT | JSON_ENCODE_ANY) != 0) {
-        b->failed = 1;
+    if (n == 0 || agent_buf_reserve(b, n) != AGENT_OK ||
+        json_dumpb(value, b->data + b->len, n,
+                   JSON_COMPACT | JSON_ENCODE_ANY) != n) {
+        b->failed = 1; /* an allocation of jansson's */
+        return;
     }
+
+    b->len += n;
 }
 
 static agent_str_t

@@ -74,7 +74,7 @@ is_deeply(
     [qw(user assistant user)], 'the second has the first');
 
 $r = client('text', '/reason');
-is($r->{texts}[0], 'Hello, world!', 'text after reasoning');
+is_deeply($r->{texts}, [ ('Hello, world!') x 2 ], 'text after reasoning');
 
 $r = client('text', '/beat');
 is($r->{texts}[0], 'Hello, world!', 'text after heartbeats');

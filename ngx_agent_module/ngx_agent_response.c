@@ -129,7 +129,7 @@ ngx_http_agent_error(ngx_http_request_t *r, const agent_fault_t *fault)
 {
     ngx_int_t                   rc;
     ngx_str_t                   value;
-    ngx_uint_t                  status;
+    ngx_uint_t                  status, retry_after;
     agent_str_t                 text;
     agent_buf_t                 body;
     ngx_http_agent_ctx_t       *ctx;
@@ -143,15 +143,19 @@ ngx_http_agent_error(ngx_http_request_t *r, const agent_fault_t *fault)
         ctx->finish_reason = agent_code_name(fault->code);
     }
 
-    if (fault->retry_after) {
+    retry_after = fault->retry_after;
+
+    if (retry_after == 0) {
+        retry_after = agent_code_retry_after(fault->code);
+    }
+
+    if (retry_after) {
         value.data = ngx_pnalloc(r->pool, NGX_INT_T_LEN);
         if (value.data == NULL) {
             return NGX_HTTP_INTERNAL_SERVER_ERROR;
         }
 
-        value.len = ngx_sprintf(value.data, "%ui",
-                                (ngx_uint_t) fault->retry_after)
-                    - value.data;
+        value.len = ngx_sprintf(value.data, "%ui", retry_after) - value.data;
 
         if (ngx_http_agent_add_header(r, "Retry-After", &value) != NGX_OK) {
             return NGX_HTTP_INTERNAL_SERVER_ERROR;
@@ -199,10 +203,6 @@ ngx_http_agent_code(ngx_http_request_t *r, agent_code_t code,
     agent_fault_t  fault;
 
     agent_fault_set(&fault, code, "%s", message);
-
-    if (agent_code_status(code) == NGX_HTTP_SERVICE_UNAVAILABLE) {
-        fault.retry_after = 1;
-    }
 
     return ngx_http_agent_error(r, &fault);
 }

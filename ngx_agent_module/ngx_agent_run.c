@@ -351,7 +351,6 @@ ngx_agent_run_create(ngx_http_request_t *r, ngx_http_agent_ctx_t *ctx,
     if (ngx_agent_slots_low()) {
         agent_fault_set(fault, AGENT_CODE_TOO_BUSY,
                         "the server has no free connections, try again");
-        fault->retry_after = 1;
 
         ngx_log_error(NGX_LOG_WARN, r->connection->log, 0,
                       "agent: no free worker_connections for another run, "
@@ -500,7 +499,6 @@ ngx_agent_run_start(ngx_agent_run_t *run)
         agent_fault_set(&fault, AGENT_CODE_TOO_BUSY,
                         "the model is at its limit of %lu calls at a time",
                         (unsigned long) model->max_inflight);
-        fault.retry_after = 1;
         ngx_agent_run_fail(run, &fault);
         return;
     }
@@ -640,7 +638,6 @@ ngx_agent_run_done(void *data, ngx_agent_transfer_e rc, const char *reason,
     case NGX_AGENT_TRANSFER_BUSY:
         agent_fault_set(&fault, AGENT_CODE_TOO_BUSY,
                         "the server has no free connections, try again");
-        fault.retry_after = 1;
         break;
 
     default:
@@ -1085,7 +1082,6 @@ ngx_agent_run_check(ngx_agent_run_t *run, ngx_uint_t shutdown)
     {
         agent_fault_set(&fault, AGENT_CODE_TOO_BUSY,
                         "no place among the model's calls became free");
-        fault.retry_after = 1;
 
     } else if (run->has_left
                && now - run->left >= run->agent->disconnect_after)

@@ -368,33 +368,28 @@ agent_answer_collect(agent_answer_t *a, const char *p, size_t n)
 
 /* --- one JSON text -------------------------------------------------------- */
 
-static int
-agent_answer_ends(agent_str_t *text, agent_str_t tail)
-{
-    *text = agent_trim(*text);
-
-    if (text->len < tail.len ||
-        memcmp(text->data + text->len - tail.len, tail.data, tail.len) != 0) {
-        return 0;
-    }
-
-    text->len -= tail.len;
-
-    return 1;
-}
-
 /* Servers that ignore "stream" may still end with the marker of a stream. */
 static agent_str_t
 agent_answer_unglue(agent_str_t text)
 {
-    agent_str_t cut = agent_trim(text);
+    static const agent_str_t tails[] = {agent_str("[DONE]"),
+                                        agent_str("data:")};
+    agent_str_t cut = text;
+    size_t i, n;
 
-    if (agent_answer_ends(&cut, AGENT_STR("[DONE]")) &&
-        agent_answer_ends(&cut, AGENT_STR("data:"))) {
-        return cut;
+    for (i = 0; i < 2; i++) {
+        cut = agent_trim(cut);
+        n = tails[i].len;
+
+        if (cut.len < n ||
+            memcmp(cut.data + cut.len - n, tails[i].data, n) != 0) {
+            return text;
+        }
+
+        cut.len -= n;
     }
 
-    return agent_trim(text);
+    return cut;
 }
 
 static agent_rc_t

@@ -67,6 +67,31 @@ agent_code_status(agent_code_t code)
     return agent_codes[code].status;
 }
 
+unsigned
+agent_code_retry_after(agent_code_t code)
+{
+    switch (code) {
+    case AGENT_CODE_UPSTREAM_QUOTA:
+        return 60; /* until somebody has paid */
+
+    case AGENT_CODE_UPSTREAM_RATE_LIMITED:
+    case AGENT_CODE_UPSTREAM_OVERLOADED:
+        return 5;
+
+    default:
+        break;
+    }
+
+    switch (agent_code_status(code)) {
+    case 429:
+    case 503:
+        return 1;
+
+    default:
+        return 0;
+    }
+}
+
 void
 agent_fault_set(agent_fault_t *f, agent_code_t code, const char *fmt, ...)
 {

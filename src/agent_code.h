@@ -55,6 +55,10 @@ const char *agent_code_name(agent_code_t code);
 /* The HTTP status that goes with it; 500 for those of a stream only. */
 unsigned agent_code_status(agent_code_t code);
 
+/* Seconds for Retry-After when nobody named any: every 429 and 503 has one.
+ * 0 for the other codes. */
+unsigned agent_code_retry_after(agent_code_t code);
+
 /*
  * A failure to report.  "message" is NUL-terminated UTF-8 for people, not yet
  * escaped, and never holds a secret.

@@ -2,6 +2,7 @@
 #include "agent_json.h"
 
 #include <string.h>
+#include <strings.h>
 
 #define AGENT_ECHO_RATE      50 /* tokens per second */
 #define AGENT_ECHO_MAX_RATE  1000000
@@ -58,37 +59,22 @@ agent_echo_trim(agent_str_t s)
         s.len--;
     }
 
-    while (s.len != 0 &&
-           (agent_echo_is_space(s.data[s.len - 1]) ||
-            s.data[s.len - 1] == '.' || s.data[s.len - 1] == '?' ||
-            s.data[s.len - 1] == '!')) {
+    while (s.len != 0 && (agent_echo_is_space(s.data[s.len - 1]) ||
+                          memchr(".?!", s.data[s.len - 1], 3) != NULL)) {
         s.len--;
     }
 
     return s;
 }
 
-/* Where "words" (lower case) last stands in s, in any case; NULL: nowhere. */
+/* Where "words" last stands in s, in any case; NULL: nowhere. */
 static const char *
 agent_echo_find(agent_str_t s, const char *words)
 {
-    size_t n = strlen(words), i, j;
-    char c;
+    size_t n = strlen(words), i;
 
     for (i = s.len >= n ? s.len - n + 1 : 0; i-- > 0; /* void */) {
-        for (j = 0; j < n; j++) {
-            c = s.data[i + j];
-
-            if (c >= 'A' && c <= 'Z') {
-                c = (char) (c | 0x20);
-            }
-
-            if (c != words[j]) {
-                break;
-            }
-        }
-
-        if (j == n) {
+        if (strncasecmp(s.data + i, words, n) == 0) {
             return s.data + i;
         }
     }

@@ -8,6 +8,9 @@
 #include "ngx_http_agent.h"
 #include "ngx_agent_transfer.h"
 
+#include <openssl/err.h>
+#include <openssl/pem.h>
+
 
 #define NGX_AGENT_BLOCK_MODULE  0x544E4741   /* "AGNT" */
 
@@ -15,11 +18,13 @@
 #define NGX_AGENT_AGENT_CONF    0x04000000
 
 #define NGX_AGENT_SYSTEM_MAX    (1024 * 1024)
-#define NGX_AGENT_CA_MAX        (16 * 1024 * 1024)
+#define NGX_AGENT_PEM_MAX       (16 * 1024 * 1024)
+#define NGX_AGENT_ECHO_RATE     "tokens_per_second"
 
 
 typedef struct {
-    void  **conf;
+    void     **conf;
+    unsigned   memory:1;                     /* the directive was there */
 } ngx_agent_block_ctx_t;
 
 
@@ -52,6 +57,8 @@ static char *ngx_agent_agent_override(ngx_conf_t *cf, ngx_command_t *cmd,
 static char *ngx_agent_conf_time(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
 static char *ngx_agent_conf_text(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
+static char *ngx_agent_model_pem(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
 static char *ngx_agent_model_done(ngx_conf_t *cf, ngx_agent_model_t *model);
 static ngx_int_t ngx_agent_model_resolve(ngx_conf_t *cf,
@@ -119,17 +126,17 @@ static ngx_command_t  ngx_agent_block_commands[] = {
 
     { ngx_string("ssl_trusted_certificate"),
       NGX_AGENT_MODEL_CONF|NGX_CONF_TAKE1,
-      ngx_agent_conf_text,
+      ngx_agent_model_pem,
       0, offsetof(ngx_agent_model_t, ssl_trusted_certificate), NULL },
 
     { ngx_string("ssl_certificate"),
       NGX_AGENT_MODEL_CONF|NGX_CONF_TAKE1,
-      ngx_agent_conf_text,
+      ngx_agent_model_pem,
       0, offsetof(ngx_agent_model_t, ssl_certificate), NULL },
 
     { ngx_string("ssl_certificate_key"),
       NGX_AGENT_MODEL_CONF|NGX_CONF_TAKE1,
-      ngx_agent_conf_text,
+      ngx_agent_model_pem,
       0, offsetof(ngx_agent_model_t, ssl_certificate_key), NULL },
 
     /* agent { } */
@@ -257,7 +264,9 @@ ngx_agent_block_parse(ngx_conf_t *cf, ngx_uint_t cmd_type, void *conf)
     ngx_agent_block_ctx_t   ctx;
 
     slot[0] = conf;
+
     ctx.conf = slot;
+    ctx.memory = 0;
 
     save = *cf;
 
@@ -340,9 +349,10 @@ ngx_agent_model_block(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 static char *
 ngx_agent_model_done(ngx_conf_t *cf, ngx_agent_model_t *model)
 {
-    ngx_str_t        *path, *certs[2];
-    ngx_uint_t        i;
-    ngx_file_info_t   fi;
+    size_t              n;
+    ngx_str_t          *lines;
+    ngx_uint_t          i;
+    const agent_str_t  *auth;
 
     if (model->codec == NULL) {
         ngx_agent_conf_error(cf, NGX_LOG_EMERG, &model->where,
@@ -373,11 +383,14 @@ ngx_agent_model_done(ngx_conf_t *cf, ngx_agent_model_t *model)
 
         /* a built-in model */
 
-        if (model->url.len || model->key.len || model->headers) {
+        if (model->url.len || model->key.len || model->headers
+            || model->ssl_trusted_certificate.len
+            || model->ssl_certificate.len || model->ssl_certificate_key.len)
+        {
             ngx_agent_conf_error(cf, NGX_LOG_EMERG, &model->where,
                                  "agent_model \"%V\": the built-in provider "
-                                 "takes no \"url\", \"key\" or \"header\"",
-                                 &model->name);
+                                 "takes no \"url\", \"key\", \"header\" or "
+                                 "certificate", &model->name);
             return NGX_CONF_ERROR;
         }
 
@@ -400,40 +413,33 @@ ngx_agent_model_done(ngx_conf_t *cf, ngx_agent_model_t *model)
         }
     }
 
-    certs[0] = &model->ssl_certificate;
-    certs[1] = &model->ssl_certificate_key;
+    auth = &model->codec->auth;
 
-    if ((certs[0]->len == 0) != (certs[1]->len == 0)) {
+    if (model->key.len && model->headers) {
+        lines = model->headers->elts;
+
+        for (n = 0; n < auth->len && auth->data[n] != ':'; n++) { /* void */ }
+
+        for (i = 0; i < model->headers->nelts; i++) {
+            if (ngx_strncasecmp(lines[i].data, (u_char *) auth->data, n) == 0
+                && (lines[i].data[n] == ':' || lines[i].data[n] == ';'))
+            {
+                ngx_agent_conf_error(cf, NGX_LOG_EMERG, &model->where,
+                                     "agent_model \"%V\": \"key\" and \"header "
+                                     "%*s\" are the same, give one of them",
+                                     &model->name, n, auth->data);
+                return NGX_CONF_ERROR;
+            }
+        }
+    }
+
+    if ((model->ssl_certificate.len == 0)
+        != (model->ssl_certificate_key.len == 0))
+    {
         ngx_agent_conf_error(cf, NGX_LOG_EMERG, &model->where,
                              "agent_model \"%V\": \"ssl_certificate\" and "
                              "\"ssl_certificate_key\" go together",
                              &model->name);
-        return NGX_CONF_ERROR;
-    }
-
-    for (i = 0; i < 2; i++) {
-        if (certs[i]->len == 0) {
-            continue;
-        }
-
-        if (ngx_conf_full_name(cf->cycle, certs[i], 1) != NGX_OK) {
-            return NGX_CONF_ERROR;
-        }
-
-        if (ngx_file_info(certs[i]->data, &fi) == NGX_FILE_ERROR) {
-            ngx_agent_conf_error(cf, NGX_LOG_EMERG, &model->where,
-                                 "agent_model \"%V\": file \"%V\" cannot be "
-                                 "found", &model->name, certs[i]);
-            return NGX_CONF_ERROR;
-        }
-    }
-
-    path = &model->ssl_trusted_certificate;
-
-    if (path->len
-        && ngx_agent_read_file(cf, path, NGX_AGENT_CA_MAX, &model->ca, &fi)
-           != NGX_OK)
-    {
         return NGX_CONF_ERROR;
     }
 
@@ -641,16 +647,112 @@ ngx_agent_conf_time(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 }
 
 
+static int
+ngx_agent_no_password(char *buf, int size, int rwflag, void *data)
+{
+    return 0;
+}
+
+
+static char *
+ngx_agent_model_pem(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_agent_model_t *model = conf;
+
+    BIO              *bio;
+    char             *rv;
+    X509             *cert;
+    EVP_PKEY         *key;
+    ngx_str_t        *path, pem;
+    ngx_uint_t        is_key, valid;
+    ngx_file_info_t   fi;
+
+    rv = ngx_agent_conf_text(cf, cmd, conf);
+
+    if (rv != NGX_CONF_OK) {
+        return rv;
+    }
+
+    path = (ngx_str_t *) ((char *) conf + cmd->offset);
+    is_key = (path == &model->ssl_certificate_key);
+
+    if (ngx_agent_read_file(cf, path, NGX_AGENT_PEM_MAX, &pem, &fi) != NGX_OK)
+    {
+        return NGX_CONF_ERROR;
+    }
+
+    bio = BIO_new_mem_buf(pem.data, (int) pem.len);
+    if (bio == NULL) {
+        return NGX_CONF_ERROR;
+    }
+
+    if (is_key) {
+        key = PEM_read_bio_PrivateKey(bio, NULL, ngx_agent_no_password, NULL);
+        valid = (key != NULL);
+        EVP_PKEY_free(key);
+        ngx_explicit_memzero(pem.data, pem.len);
+
+    } else {
+        cert = PEM_read_bio_X509_AUX(bio, NULL, ngx_agent_no_password, NULL);
+        valid = (cert != NULL);
+        X509_free(cert);
+    }
+
+    BIO_free(bio);
+    ERR_clear_error();
+
+    if (!valid) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "\"%V\" holds no %s in PEM form", path,
+                           is_key ? "private key without a password"
+                                  : "certificate");
+        return NGX_CONF_ERROR;
+    }
+
+    if (path == &model->ssl_trusted_certificate) {
+        model->ca = pem;
+    }
+
+    return NGX_CONF_OK;
+}
+
+
+/* what messages show of a url: a query or what stands before "@" may be secret */
+
+static ngx_str_t
+ngx_agent_url_shown(ngx_str_t *url)
+{
+    u_char     *p;
+    ngx_str_t   shown;
+
+    if (ngx_strlchr(url->data, url->data + url->len, '@')) {
+        ngx_str_set(&shown, "...");
+        return shown;
+    }
+
+    shown = *url;
+    p = ngx_strlchr(url->data, url->data + url->len, '?');
+
+    if (p) {
+        shown.len = p - url->data;
+    }
+
+    return shown;
+}
+
+
 static char *
 ngx_agent_model_url(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 {
     ngx_agent_model_t *model = conf;
 
+    u_char      c;
     size_t      add, i;
-    ngx_str_t  *value, url, authority;
+    ngx_str_t  *value, url, authority, shown;
 
     value = cf->args->elts;
     url = value[1];
+    shown = ngx_agent_url_shown(&url);
 
     if (model->url.data) {
         ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
@@ -672,13 +774,20 @@ ngx_agent_model_url(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
     } else {
         ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
                            "invalid url \"%V\", it must begin with "
-                           "\"http://\" or \"https://\"", &url);
+                           "\"http://\" or \"https://\"", &shown);
         return NGX_CONF_ERROR;
     }
 
     authority.data = url.data + add;
 
     for (i = add; i < url.len; i++) {
+
+        if (url.data[i] == '$') {
+            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                               "variables are not supported in \"url\", write "
+                               "a \"$\" of its own as \"%%24\"");
+            return NGX_CONF_ERROR;
+        }
 
         if (url.data[i] <= 0x20 || url.data[i] >= 0x7f || url.data[i] == '"'
             || url.data[i] == '<' || url.data[i] == '>'
@@ -712,7 +821,7 @@ ngx_agent_model_url(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 
     if (authority.len == 0) {
         ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "no host in url \"%V\"", &url);
+                           "no host in url \"%V\"", &shown);
         return NGX_CONF_ERROR;
     }
 
@@ -722,6 +831,20 @@ ngx_agent_model_url(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
         ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
                            "unix sockets are not supported in \"url\"");
         return NGX_CONF_ERROR;
+    }
+
+    for (i = 0; i < authority.len; i++) {
+        c = authority.data[i];
+
+        if (!((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z')
+              || (c >= '0' && c <= '9') || c == '-' || c == '.' || c == '_'
+              || c == ':' || c == '[' || c == ']'))
+        {
+            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                               "invalid character \"%c\" in the host of url "
+                               "\"%V\"", c, &shown);
+            return NGX_CONF_ERROR;
+        }
     }
 
     model->url = url;
@@ -738,6 +861,7 @@ ngx_agent_model_endpoint(ngx_conf_t *cf, ngx_agent_model_t *model)
 {
     u_char     *p, *end, *path, *query;
     size_t      add;
+    ngx_str_t   shown;
     ngx_url_t   u;
 
     model->ssl = (ngx_strncasecmp(model->url.data, (u_char *) "https://", 8)
@@ -765,9 +889,11 @@ ngx_agent_model_endpoint(ngx_conf_t *cf, ngx_agent_model_t *model)
     u.no_resolve = 1;
 
     if (ngx_parse_url(cf->pool, &u) != NGX_OK) {
+        shown = ngx_agent_url_shown(&model->url);
+
         ngx_agent_conf_error(cf, NGX_LOG_EMERG, &model->url_where,
                              "%s in url \"%V\"", u.err ? u.err : "error",
-                             &model->url);
+                             &shown);
         return NGX_ERROR;
     }
 
@@ -844,7 +970,8 @@ ngx_agent_model_header(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 
     static const char *const  refused[] = {
         "host", "content-length", "transfer-encoding", "connection",
-        "content-type", "accept", "expect", "upgrade", "te", "trailer", NULL
+        "content-type", "content-encoding", "accept", "accept-encoding",
+        "expect", "upgrade", "te", "trailer", NULL
     };
 
     value = cf->args->elts;
@@ -982,6 +1109,17 @@ ngx_agent_model_set(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 
     json = json_loadb((char *) value[2].data, value[2].len,
                       JSON_DECODE_ANY|JSON_REJECT_DUPLICATES, NULL);
+
+    if (model->codec->url.len == 0
+        && ngx_strcmp(value[1].data, NGX_AGENT_ECHO_RATE) == 0
+        && !(json_is_number(json) && json_number_value(json) >= 0))
+    {
+        json_decref(json);
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "\"set " NGX_AGENT_ECHO_RATE "\" must be a number "
+                           "from 0, not \"%V\"", &value[2]);
+        return NGX_CONF_ERROR;
+    }
 
     if (json) {
         json_decref(json);
@@ -1129,9 +1267,15 @@ ngx_agent_agent_system(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 
     value = cf->args->elts;
 
-    if (value[1].len > 5 && ngx_strncmp(value[1].data, "file:", 5) == 0) {
+    if (value[1].len >= 5 && ngx_strncmp(value[1].data, "file:", 5) == 0) {
         path.data = value[1].data + 5;
         path.len = value[1].len - 5;
+
+        if (path.len == 0) {
+            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                               "\"file:\" needs a path behind it");
+            return NGX_CONF_ERROR;
+        }
 
         if (ngx_agent_read_file(cf, &path, NGX_AGENT_SYSTEM_MAX,
                                 &agent->system, &fi)
@@ -1146,6 +1290,13 @@ ngx_agent_agent_system(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 
     text = ngx_agent_str(&agent->system);
 
+    if (text.len == 0) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "the system prompt is empty, leave \"system\" out "
+                           "where there is to be none");
+        return NGX_CONF_ERROR;
+    }
+
     if (agent_utf8_valid(text) != text.len) {
         ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
                            "the system prompt is not valid UTF-8");
@@ -1159,7 +1310,16 @@ ngx_agent_agent_system(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 static char *
 ngx_agent_agent_memory(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 {
-    ngx_str_t  *value;
+    ngx_str_t              *value;
+    ngx_agent_block_ctx_t  *ctx;
+
+    ctx = cf->ctx;
+
+    if (ctx->memory) {
+        return "is duplicate";
+    }
+
+    ctx->memory = 1;
 
     value = cf->args->elts;
 
@@ -1269,8 +1429,9 @@ ngx_agent_agent_override(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 {
     ngx_agent_t *agent = conf;
 
-    ngx_str_t   *value, *name;
-    ngx_uint_t   i;
+    ngx_str_t          *value, *name;
+    ngx_uint_t          i, n;
+    const char *const  *reserved;
 
     if (agent->allow_override) {
         return "is duplicate";
@@ -1285,6 +1446,21 @@ ngx_agent_agent_override(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
     }
 
     for (i = 1; i < cf->args->nelts; i++) {
+
+        /* what one provider reserves is nothing for a client anywhere */
+
+        for (n = 0; agent_codecs[n]; n++) {
+            for (reserved = agent_codecs[n]->reserved; *reserved; reserved++) {
+                if (ngx_strcmp(value[i].data, *reserved) == 0) {
+                    ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                                       "\"%V\" is made by the module, "
+                                       "\"allow_override\" cannot name it",
+                                       &value[i]);
+                    return NGX_CONF_ERROR;
+                }
+            }
+        }
+
         name = ngx_array_push(agent->allow_override);
         if (name == NULL) {
             return NGX_CONF_ERROR;
@@ -1301,10 +1477,8 @@ static ngx_int_t
 ngx_agent_finish_agent(ngx_conf_t *cf, ngx_http_agent_main_conf_t *amcf,
     ngx_agent_t *agent)
 {
-    ngx_str_t           *names;
-    ngx_uint_t           i, n;
+    ngx_uint_t           i;
     ngx_agent_model_t  **models;
-    const char *const   *reserved;
 
     models = amcf->models.elts;
 
@@ -1324,27 +1498,6 @@ ngx_agent_finish_agent(ngx_conf_t *cf, ngx_http_agent_main_conf_t *amcf,
                              "no \"agent_model %V { }\"", &agent->model_name,
                              &agent->name, &agent->model_name);
         return NGX_ERROR;
-    }
-
-    if (agent->allow_override == NULL) {
-        return NGX_OK;
-    }
-
-    names = agent->allow_override->elts;
-    reserved = agent->model->codec->reserved;
-
-    for (i = 0; i < agent->allow_override->nelts; i++) {
-        for (n = 0; reserved[n]; n++) {
-            if (ngx_strlen(reserved[n]) == names[i].len
-                && ngx_strncmp(reserved[n], names[i].data, names[i].len) == 0)
-            {
-                ngx_agent_conf_error(cf, NGX_LOG_EMERG, &agent->where,
-                                     "agent \"%V\": \"%V\" is made by the "
-                                     "module, \"allow_override\" cannot name "
-                                     "it", &agent->name, &names[i]);
-                return NGX_ERROR;
-            }
-        }
     }
 
     return NGX_OK;
@@ -1396,7 +1549,7 @@ ngx_agent_conf_finish(ngx_conf_t *cf, ngx_http_agent_main_conf_t *amcf)
 static ngx_int_t
 ngx_agent_model_resolve(ngx_conf_t *cf, ngx_agent_model_t *model)
 {
-    ngx_str_t   *addr;
+    ngx_str_t   *addr, shown;
     ngx_url_t    u;
     ngx_uint_t   i;
 
@@ -1410,10 +1563,12 @@ ngx_agent_model_resolve(ngx_conf_t *cf, ngx_agent_model_t *model)
     u.default_port = model->port;
 
     if (ngx_parse_url(cf->pool, &u) != NGX_OK) {
+        shown = ngx_agent_url_shown(&model->url);
+
         ngx_agent_conf_error(cf, NGX_LOG_EMERG, &model->url_where,
                              "%s in url \"%V\", and a location that uses "
                              "agent_model \"%V\" has no \"resolver\" to ask "
-                             "later", u.err ? u.err : "error", &model->url,
+                             "later,", u.err ? u.err : "error", &shown,
                              &model->name);
         return NGX_ERROR;
     }
@@ -1474,9 +1629,9 @@ ngx_agent_conf_check_env(ngx_cycle_t *cycle, ngx_http_agent_main_conf_t *amcf)
         }
 
         ngx_log_error(NGX_LOG_WARN, cycle->log, 0,
-                      "\"env:%V\" in %V:%ui is lost at a binary upgrade of "
-                      "nginx, add \"env %V;\" at the top of the configuration",
-                      &env[i].name, &env[i].where.file, env[i].where.line,
-                      &env[i].name);
+                      "\"env:%V\" is lost at a binary upgrade of nginx, add "
+                      "\"env %V;\" at the top of the configuration, in %V:%ui",
+                      &env[i].name, &env[i].name, &env[i].where.file,
+                      env[i].where.line);
     }
 }

@@ -9,6 +9,7 @@
 #include "ngx_http_agent.h"
 
 
+static ngx_int_t ngx_http_agent_origin(ngx_str_t *origin);
 static ngx_int_t ngx_http_agent_preflight(ngx_http_request_t *r);
 static ngx_int_t ngx_http_agent_cors_filter(ngx_http_request_t *r);
 
@@ -20,7 +21,6 @@ ngx_http_agent_cors(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 {
     ngx_http_agent_loc_conf_t *alcf = conf;
 
-    u_char      *p, *end;
     ngx_str_t   *value, *origin;
     ngx_uint_t   i;
 
@@ -51,14 +51,7 @@ ngx_http_agent_cors(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
             return NGX_CONF_ERROR;
         }
 
-        end = value[i].data + value[i].len;
-
-        p = ngx_strnstr(value[i].data, "://", value[i].len);
-
-        if (p == NULL || p == value[i].data || p + 3 == end
-            || ngx_strlchr(p + 3, end, '/') || ngx_strlchr(p, end, '*')
-            || ngx_strlchr(p, end, '@') || ngx_strlchr(p, end, '?'))
-        {
+        if (ngx_http_agent_origin(&value[i]) != NGX_OK) {
             ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
                                "invalid origin \"%V\", write it as a browser "
                                "sends it: scheme://host[:port], without a "
@@ -72,10 +65,71 @@ ngx_http_agent_cors(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
         }
 
         *origin = value[i];
-        ngx_strlow(origin->data, origin->data, origin->len);
     }
 
     return NGX_CONF_OK;
+}
+
+
+/* browsers send scheme and host in lower case, and no default port */
+
+static ngx_int_t
+ngx_http_agent_origin(ngx_str_t *origin)
+{
+    u_char     *p, *end, *host;
+    ngx_int_t   port;
+
+    ngx_strlow(origin->data, origin->data, origin->len);
+
+    end = origin->data + origin->len;
+
+    host = ngx_strnstr(origin->data, "://", origin->len);
+
+    if (host == NULL || host == origin->data) {
+        return NGX_ERROR;
+    }
+
+    host += 3;
+    p = host;
+
+    if (p < end && *p == '[') {
+        p = ngx_strlchr(p, end, ']');
+
+        if (p == NULL) {
+            return NGX_ERROR;
+        }
+
+        p++;
+    }
+
+    while (p < end
+           && ((*p >= 'a' && *p <= 'z') || (*p >= '0' && *p <= '9')
+               || *p == '-' || *p == '.' || *p == '_'))
+    {
+        p++;
+    }
+
+    if (p == host) {
+        return NGX_ERROR;
+    }
+
+    if (p == end) {
+        return NGX_OK;
+    }
+
+    port = ngx_atoi(p + 1, end - p - 1);
+
+    if (*p != ':' || port < 1 || port > 65535) {
+        return NGX_ERROR;
+    }
+
+    if ((port == 80 && ngx_strncmp(origin->data, "http:", 5) == 0)
+        || (port == 443 && ngx_strncmp(origin->data, "https:", 6) == 0))
+    {
+        origin->len = p - origin->data;
+    }
+
+    return NGX_OK;
 }
 
 

@@ -427,6 +427,7 @@ ngx_agent_run_create(ngx_http_request_t *r, ngx_http_agent_ctx_t *ctx,
     conf.seed.len = 11;                    /* 8 bytes as base64url */
     conf.provider = run->model->codec->name;
     conf.model = ngx_agent_str(&run->model->model);
+    conf.legacy = ctx->input.legacy;
     conf.max_delta = NGX_AGENT_MAX_EVENT;
 
     run->encoder = agent_encoder_create(&conf, ngx_agent_run_event, run,

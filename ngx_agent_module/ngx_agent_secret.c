@@ -23,7 +23,10 @@ ngx_agent_read_file(ngx_conf_t *cf, ngx_str_t *path, size_t max,
         return NGX_ERROR;
     }
 
-    fd = ngx_open_file(full.data, NGX_FILE_RDONLY, NGX_FILE_OPEN, 0);
+    /* a pipe is refused below, not waited for */
+
+    fd = ngx_open_file(full.data, NGX_FILE_RDONLY|NGX_FILE_NONBLOCK,
+                       NGX_FILE_OPEN, 0);
 
     if (fd == NGX_INVALID_FILE) {
         ngx_conf_log_error(NGX_LOG_EMERG, cf, ngx_errno,

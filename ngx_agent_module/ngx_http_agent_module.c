@@ -29,6 +29,7 @@ static char *ngx_http_agent_heartbeat(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
 static void ngx_http_agent_owner_warn(ngx_conf_t *cf,
     ngx_http_agent_loc_conf_t *conf);
+static ngx_uint_t ngx_http_agent_word(u_char c);
 
 
 static ngx_command_t  ngx_http_agent_commands[] = {
@@ -228,6 +229,14 @@ ngx_http_agent_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
 
     clcf = ngx_http_conf_get_module_loc_conf(cf, ngx_http_core_module);
 
+    if (conf->agent_name.data && clcf->handler != ngx_http_agent_handler) {
+        ngx_log_error(NGX_LOG_EMERG, cf->log, 0,
+                      "a directive behind \"agent_pass\" takes its location "
+                      "over, only one can answer in %V:%ui",
+                      &conf->where.file, conf->where.line);
+        return NGX_CONF_ERROR;
+    }
+
     /* inherited into "if" and "limit_except" as proxy_pass is */
 
     if (clcf->noname && conf->agent_name.data == NULL) {
@@ -240,8 +249,10 @@ ngx_http_agent_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
         clcf->handler = ngx_http_agent_handler;
     }
 
+    /* an "if" without a handler of its own keeps the location's */
+
     if (conf->agent_name.data == NULL
-        || clcf->handler != ngx_http_agent_handler)
+        || (clcf->handler != ngx_http_agent_handler && clcf->handler))
     {
         return NGX_CONF_OK;
     }
@@ -253,8 +264,8 @@ ngx_http_agent_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
 
     if (conf->agent == NULL) {
         ngx_log_error(NGX_LOG_EMERG, cf->log, 0,
-                      "unknown agent \"%V\" in \"agent_pass\", there is no "
-                      "\"agent %V { }\" in http in %V:%ui", &conf->agent_name,
+                      "unknown agent \"%V\" in \"agent_pass\", http has no "
+                      "\"agent %V { }\" in %V:%ui", &conf->agent_name,
                       &conf->agent_name, &conf->where.file, conf->where.line);
         return NGX_CONF_ERROR;
     }
@@ -264,7 +275,7 @@ ngx_http_agent_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
                       "\"agent_pass\" needs \"agent_owner\": the identity that "
                       "runs and threads belong to, e.g. \"agent_owner "
                       "$remote_user;\", or \"agent_owner off;\" where all "
-                      "callers may share them in %V:%ui",
+                      "callers may share them, in %V:%ui",
                       &conf->where.file, conf->where.line);
         return NGX_CONF_ERROR;
     }
@@ -275,7 +286,7 @@ ngx_http_agent_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
         ngx_log_error(NGX_LOG_WARN, cf->log, 0,
                       "\"location = %V\" reaches only the start of runs, use "
                       "\"location %V\" so that their status and cancel routes "
-                      "work too in %V:%ui", &clcf->name, &clcf->name,
+                      "work too, in %V:%ui", &clcf->name, &clcf->name,
                       &conf->where.file, conf->where.line);
     }
 
@@ -309,54 +320,82 @@ ngx_http_agent_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
 static void
 ngx_http_agent_owner_warn(ngx_conf_t *cf, ngx_http_agent_loc_conf_t *conf)
 {
-    u_char                    *p;
+    u_char                    *p, *end;
     ngx_str_t                 *text;
-    ngx_uint_t                 i, checked;
+    ngx_uint_t                 i, user;
     const char                *why;
     ngx_http_core_loc_conf_t  *clcf;
 
     static const char *const  forged[] = {
-        "$http_", "$arg_", "$cookie_", "${http_", "${arg_", "${cookie_", NULL
+        "http_", "arg_", "cookie_", NULL
     };
 
     text = &conf->owner_text;
+    end = text->data + text->len;
+    user = 0;
     why = NULL;
 
     if (conf->owner == NULL || text->len == 0) {
         return;
     }
 
-    for (i = 0; forged[i]; i++) {
-        p = ngx_strnstr(text->data, (char *) forged[i], text->len);
+    for (p = text->data; p < end; p++) {
 
-        if (p) {
-            why = "is sent by the client";
-            break;
+        if (*p != '$') {
+            continue;
+        }
+
+        p += (p[1] == '{') ? 2 : 1;
+
+        for (i = 0; forged[i]; i++) {
+            if (ngx_strncasecmp(p, (u_char *) forged[i],
+                                ngx_strlen(forged[i]))
+                == 0)
+            {
+                why = "the client sends it, use an identity that nginx has "
+                      "checked,";
+            }
+        }
+
+        if (ngx_strncasecmp(p, (u_char *) "remote_user", 11) == 0
+            && !ngx_http_agent_word(p[11]))
+        {
+            user = 1;
         }
     }
 
-    if (why == NULL
-        && (ngx_strnstr(text->data, "$remote_user", text->len)
-            || ngx_strnstr(text->data, "${remote_user}", text->len)))
-    {
-        clcf = ngx_http_conf_get_module_loc_conf(cf, ngx_http_core_module);
+    clcf = ngx_http_conf_get_module_loc_conf(cf, ngx_http_core_module);
 
-        checked = ngx_agent_auth_basic(cf);
+    if (why == NULL && user) {
 
-        if (!checked) {
-            why = "is not checked by \"auth_basic\" here";
+        if (!ngx_agent_auth_basic(cf)) {
+            why = "\"auth_basic\" does not check it";
 
         } else if (clcf->satisfy == NGX_HTTP_SATISFY_ANY) {
-            why = "may be unchecked under \"satisfy any\"";
+            why = "\"satisfy any\" lets it pass unchecked";
         }
     }
 
-    if (why) {
-        ngx_log_error(NGX_LOG_WARN, cf->log, 0,
-                      "\"agent_owner %V\" can be forged: it %s in %V:%ui",
-                      text, why, &conf->owner_where.file,
-                      conf->owner_where.line);
+    if (why == NULL) {
+        return;
     }
+
+    ngx_log_error(NGX_LOG_WARN, cf->log, 0,
+                  "\"agent_owner %V\" can be forged: %s in location \"%V\" in "
+                  "%V:%ui", text, why, &clcf->name, &conf->owner_where.file,
+                  conf->owner_where.line);
+
+    /* once is enough: the blocks inside inherit it without its text */
+
+    text->len = 0;
+}
+
+
+static ngx_uint_t
+ngx_http_agent_word(u_char c)
+{
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z')
+           || (c >= '0' && c <= '9') || c == '_';
 }
 
 
@@ -470,6 +509,14 @@ ngx_http_agent_pass(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
     ngx_agent_where(cf, &alcf->where);
 
     clcf = ngx_http_conf_get_module_loc_conf(cf, ngx_http_core_module);
+
+    if (clcf->handler) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "a directive before \"agent_pass\" answers in this "
+                           "location already, only one can");
+        return NGX_CONF_ERROR;
+    }
+
     clcf->handler = ngx_http_agent_handler;
 
     return NGX_CONF_OK;

@@ -24,6 +24,10 @@ typedef struct {
     agent_str_t seed;     /* plain characters; minted ids are unique with it */
     agent_str_t provider; /* for usage, empty: omitted */
     agent_str_t model;
+    int legacy;        /* the client is of AG-UI 0.0.5x: it fails at a member
+                          that it does not know (pendingToolCallIds) and takes
+                          "success" for "no tool call is open", so a run that
+                          leaves calls to the client ends without outcome */
     size_t max_delta;  /* bytes of escaped text in one event, 0: 256 KB */
     size_t max_output; /* bytes of output kept, 0: 4 MB; of more, the head of
                           the longest kept item is dropped */

@@ -288,6 +288,10 @@ agent_input_parse(agent_input_t *in, agent_str_t body,
     (void) agent_json_str(in->root, "runId", &in->run_id);
     (void) agent_json_str(in->root, "parentRunId", &in->parent_run_id);
 
+    in->legacy = json_object_get(in->root, "protocolVersion") == NULL &&
+                 json_object_get(in->root, "tools") != NULL &&
+                 json_object_get(in->root, "context") != NULL;
+
     in->state = agent_input_raw(body, AGENT_STR("state"), AGENT_STR(""));
     in->forwarded_props = agent_input_raw(body, AGENT_STR("forwardedProps"),
                                           AGENT_STR("forwarded_props"));

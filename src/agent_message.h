@@ -71,6 +71,8 @@ typedef struct {
     agent_str_t state;           /* raw JSON bytes, empty when absent or null */
     agent_str_t forwarded_props; /* raw JSON bytes of an object, else empty */
     unsigned stripped;           /* unknown or refused members dropped */
+    int legacy; /* a client of AG-UI 0.0.5x: it names no protocolVersion, and
+                   sends the members that only those versions demand */
 } agent_input_t;
 
 typedef struct {

@@ -23,6 +23,7 @@ agent_output_init(agent_output_t *o, const agent_encoder_conf_t *conf,
 
     memset(o, 0, sizeof(agent_output_t));
     o->alloc = alloc;
+    o->legacy = conf->legacy;
     o->max = conf->max_output != 0 ? conf->max_output : AGENT_OUTPUT_MAX;
 
     if (o->max < AGENT_OUTPUT_UNIT * 2) {
@@ -499,7 +500,7 @@ agent_output_finished(const agent_output_t *o, agent_buf_t *b,
     if (outcome == AGENT_RUN_CANCELLED) {
         agent_buf_add_lit(b, ",\"outcome\":{\"type\":\"cancelled\"}");
 
-    } else {
+    } else if (!o->legacy || o->ncalls == 0) {
         agent_buf_add_lit(b, ",\"outcome\":{\"type\":\"success\"");
 
         /* no call is answered within a run */

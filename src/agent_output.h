@@ -57,6 +57,7 @@ typedef struct {
     const agent_alloc_t *alloc;
 
     agent_buf_t strings; /* owns the next six, all escaped text */
+    int legacy;
     agent_str_t thread_id;
     agent_str_t run_id;
     agent_str_t parent_run_id;

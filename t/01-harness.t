@@ -532,6 +532,27 @@ CONF
     ok($t->wait_for(sub { !grep { running($_) } @all }),
         'an object that goes ends it');
 
+    # ... and one that is killed, too
+    pipe my $from, my $to or die $!;
+    my $child = fork() // die $!;
+
+    if ($child == 0) {
+        my $k = AgentTest->new(module => undef, dir => $t->dir . '/killed');
+        mkdir $k->dir;
+        $k->conf("%%GLOBALS%%\nevents { }\nhttp { %%GLOBALS_HTTP%% }\n");
+        $k->upstream;
+        $k->start;
+        syswrite $to, join(' ', $k->_session, $k->upstream->pid) . "\n";
+        sleep 30;
+    }
+
+    @all = split ' ', <$from>;
+    kill 'KILL', $child;
+    waitpid $child, 0;
+    is(@all, 3, 'a test that is killed');
+    ok($t->wait_for(sub { !grep { running($_) } @all }),
+        '... leaves nothing running');
+
     # a configuration that cannot start says why
     my $bad = AgentTest->new(module => undef);
     $bad->conf("%%GLOBALS%%\nevents { }\nnonsense on;\n");

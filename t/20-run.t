@@ -315,7 +315,8 @@ subtest 'ids' => sub {
         my $run = substr "R$id", 0, 128;
         my $r = $t->post_run({ threadId => $id, runId => $run },
             path => '/ok');
-        (my $shown = substr $id, 0, 10) =~ s/([^ -~])/sprintf '\\x%x', ord $1/ge;
+        (my $shown = substr $id, 0, 10)
+            =~ s/([^ -~])/sprintf '\\x%x', ord $1/ge;
         check_run($r->events, threadId => $id, runId => $run,
             name => "id \"$shown\"");
         check_stream($r, '... its stream');

@@ -14,7 +14,7 @@ glue=(ngx_agent_module/*.[ch])
 status=0
 
 # src/ is plain C11: it can be built and tested without nginx.
-foreign='^[[:blank:]]*#[[:blank:]]*include[[:blank:]]*[<"](ngx_|nginx|curl|hire)'
+foreign='^ *# *include *[<"](ngx_|nginx|curl|hiredis)'
 
 if [ ${#core[@]} -gt 0 ] && grep -nHE "$foreign" "${core[@]}" |
     sed 's/$/  (src is to know nothing of nginx, curl or hiredis)/' | grep .

@@ -62,8 +62,9 @@ my $last_id = 0;
 sub new {
     my ($class, %o) = @_;
 
+    $o{dir} //= tempdir('agent-XXXXXX', TMPDIR => 1);
+
     my $self = bless {
-        dir     => tempdir('agent-XXXXXX', TMPDIR => 1),
         nginx   => $ENV{TEST_NGINX_BINARY} || _find_nginx(),
         module  => $ENV{AGENT_MODULE} || "$ROOT/build/ngx_http_agent_module.so",
         owner   => $$,
@@ -92,9 +93,12 @@ sub _find_nginx {
     die "no nginx in PATH or /usr/sbin; set TEST_NGINX_BINARY\n";
 }
 
-# A test that hangs or is interrupted still ends what it started.
+# A test that hangs or is interrupted still ends what it started, also when
+# whoever read its output has gone.  (Of one that is killed outright nginx hears
+# through setpriv, the model server through its parent's pid.)
 {
     my $owner = $$;
+    $SIG{PIPE} = 'IGNORE';
     $SIG{$_} //= sub { exit 1 }
         for qw(INT TERM HUP);
     $SIG{ALRM} = sub { diag("$0 took too long"); exit 1 };
@@ -296,8 +300,10 @@ sub start {
         open STDIN,  '<',  '/dev/null';
         open STDOUT, '>>', "$dir/stderr.log";
         open STDERR, '>&', \*STDOUT;
-        { exec $self->{nginx}, '-p', "$dir/", '-c', "$dir/nginx.conf", '-e',
-                "$dir/error.log"; }
+        my @tie = -x '/usr/bin/setpriv'
+            ? ('/usr/bin/setpriv', '--pdeathsig', 'TERM') : ();
+        { exec @tie, $self->{nginx}, '-p', "$dir/", '-c', "$dir/nginx.conf",
+                '-e', "$dir/error.log"; }
         POSIX::_exit(127);
     }
 
@@ -532,20 +538,21 @@ sub raw {
     return $s->{in};
 }
 
-# A RunAgentInput: the defaults, with members replaced or (undef) left out.
+# A RunAgentInput as client 1.0 sends it: the defaults, with members replaced or (undef) left out.
 # "text" is the content of its one user message.
 sub run_input {
     my (%in) = @_;
     my $n = ++$last_id;
     my $text = delete $in{text} // 'Hello.';
     my %input = (
-        threadId       => "t-$$-$n",
-        runId          => "r-$$-$n",
-        state          => {},
+        threadId        => "t-$$-$n",
+        runId           => "r-$$-$n",
+        protocolVersion => '1.0',
+        state           => {},
         messages => [ { id => "u-$n", role => 'user', content => $text } ],
-        tools          => [],
-        context        => [],
-        forwardedProps => {},
+        tools           => [],
+        context         => [],
+        forwardedProps  => {},
         %in,
     );
 

@@ -684,9 +684,7 @@ sub _response {
     } else {
         push @h, [ 'Transfer-Encoding', 'chunked' ];
         @pieces = map {
-            ref $_        ? $_
-                : length  ? sprintf("%x\r\n", length) . $_ . "\r\n"
-                :           ()
+            ref $_ ? $_ : length ? _http_chunk($_) : ()
         } @pieces;
         unshift @end, "0\r\n\r\n";
     }
@@ -760,7 +758,7 @@ sub _answer {
     my ($r, $p, @texts) = @_;
     return _stream(
         $p, $ROLE,
-        (map { ref $_ ? $_ : _chunk({ content => $_ }) } @texts),
+        (map { ref $_ ? $_ : _text($_) } @texts),
         _tail($r, $p->{finish} // 'stop')
     );
 }
@@ -779,15 +777,37 @@ sub script_ok { my ($self, $r, $p) = @_; return _answer($r, $p, _texts($p)) }
 sub script_words {
     my ($self, $r, $p) = @_;
     my ($n, $delay) = ($p->{n} // 10, $p->{delay});
-    my @out;
+    my $i = 0;
 
-    for my $i (1 .. $n) {
-        push @out, [ wait => $delay ] if $delay && $i > 1;
-        push @out, $i == 1 ? 'w1' : " w$i";
-    }
-
-    return _answer($r, $p, @out);
+    return _endless($r, $p, sub {
+        return if ++$i > $n;
+        return ($i > 1 && $delay ? [ wait => $delay ] : (),
+            $i == 1 ? 'w1' : " w$i");
+    });
 }
+
+# A good answer, always in chunks, made while it is sent: next returns texts
+# and [wait], until it returns nothing.
+sub _endless {
+    my ($r, $p, $next) = @_;
+    my @steps = _stream({ %$p, frame => 'chunked' },
+        $ROLE, _tail($r, $p->{finish} // 'stop'));
+
+    # after the head and the first event
+    splice @steps, 2, 0, sub {
+        my @pieces = $next->() or return;
+        return (
+            (map { ref $_ ? $_ : _http_chunk(_frame($p, _text($_))) } @pieces),
+            __SUB__
+        );
+    };
+
+    return @steps;
+}
+
+sub _text { return _chunk({ content => $_[0] }) }
+
+sub _http_chunk { return sprintf "%x\r\n%s\r\n", length $_[0], $_[0] }
 
 # status,code=429[,retry=7][,retry_ms=N][,location=URL][,body=...]: an error
 # as OpenAI says it.  body: json (default), quota, html, text, empty, and key,
@@ -855,7 +875,7 @@ sub _until {
     my $at = $p->{at} // 'content';
 
     return if $at eq 'first';
-    my @events = ($ROLE, map { _chunk({ content => $_ }) } 'Hello', ', ');
+    my @events = ($ROLE, map { _text($_) } 'Hello', ', ');
     my $half;
 
     if ($at eq 'head') {
@@ -970,7 +990,7 @@ sub script_error200 {
     my ($self, $r, $p) = @_;
     my @events = $ROLE;
 
-    push @events, map { _chunk({ content => $_ }) } 'Hello', ', '
+    push @events, map { _text($_) } 'Hello', ', '
         if ($p->{at} // 'content') eq 'content';
 
     return _stream(
@@ -1007,7 +1027,7 @@ sub script_tool {
     my @events = $ROLE;
 
     if (defined $p->{text}) {
-        push @events, map { _chunk({ content => $_ }) } _texts($p);
+        push @events, map { _text($_) } _texts($p);
     }
 
     for my $i (0 .. ($p->{n} // 1) - 1) {
@@ -1043,7 +1063,7 @@ sub script_reason {
     return _stream(
         $p, $ROLE,
         (map { _chunk({ reasoning_content => $_ }) } 'Let ', 'me ', 'think.'),
-        (map { _chunk({ content => $_ }) } _texts($p)),
+        (map { _text($_) } _texts($p)),
         _tail($r, 'stop')
     );
 }
@@ -1053,7 +1073,7 @@ sub script_usage {
     my ($self, $r, $p) = @_;
     return _stream(
         $p, $ROLE,
-        (map { _chunk({ content => $_ }) } _texts($p)),
+        (map { _text($_) } _texts($p)),
         _tail(
             $r, 'stop',
             {
@@ -1080,7 +1100,7 @@ sub script_bytewise {
         . "\xf0\x9f\x91\xa9\xe2\x80\x8d\xf0\x9f\x92\xbb \xd9\x85";
     my @events = (
         $ROLE,
-        (map { _chunk({ content => $_ }) } _texts({ text => $text })),
+        (map { _text($_) } _texts({ text => $text })),
         _tail($r, 'stop')
     );
     my $body = join '', map { _frame($p, $_) } @events;
@@ -1091,19 +1111,13 @@ sub script_bytewise {
 sub script_big {
     my ($self, $r, $p) = @_;
     my ($left, $delta) = (($p->{kb} // 64) * 1024, $p->{delta} // 4096);
-    my @steps = _stream({ %$p, frame => 'chunked' },
-        $ROLE, _tail($r, $p->{finish} // 'stop'));
-    my $piece = sub {
+
+    return _endless($r, $p, sub {
+        return if $left <= 0;
         my $n = $left < $delta ? $left : $delta;
-        my $s = _frame($p, _chunk({ content => 'x' x $n }));
         $left -= $n;
-        return sprintf("%x\r\n%s\r\n", length $s, $s);
-    };
-
-    # made while sending, after the head and the role
-    splice @steps, 2, 0, sub { $left > 0 ? ($piece->(), __SUB__) : () };
-
-    return @steps;
+        return 'x' x $n;
+    });
 }
 
 # file,path=...[,slice=N]: the bytes of a recorded stream of the corpus, whole

@@ -649,7 +649,8 @@ test_nomem_of(const char *name, const char *body, size_t n, const char *type)
 
         json_set_alloc_funcs(malloc, free);
 
-        /* jansson may also fail where that only costs a message */
+        /* jansson's lexer drops a byte when its buffer cannot grow, so that
+           not everything that it misses becomes a failure */
 
         good = good && c.nwrong == 0 && c.nfinish + c.nerror <= 1 &&
                (rc == AGENT_NOMEM || rc == AGENT_DONE);
@@ -685,7 +686,7 @@ test_nomem(void)
     stream(&b, CALLS("{\"index\":0,\"function\":{\"arguments\":\"1\"}}")
                    CALLS("{\"index\":0,\"function\":{\"name\":\"f\"}}") CALLS(
                        "{\"index\":1,\"id\":\"b\",\"function\":{"
-                       "\"name\":\"g\",\"arguments\":{\"x\":0.1}}}")
+                       "\"name\":\"g\",\"arguments\":{\"x\":0}}}")
                        STOP("tool_calls") "{\"choices\":[],\"usage\":{\"prompt_"
                                           "tokens\":"
                                           "1,\"completion_tokens\":2}}\n" DONE);

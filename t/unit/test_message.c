@@ -669,21 +669,22 @@ test_ids(void)
     is_str(agent_role_name(AGENT_ROLE_UNKNOWN), "", "its name");
 }
 
+static const char raw_body[] =
+    " { 'state' : {'n': 1.10, 'e':1E5 , 'big':1234567890123456} , "
+    "'thread_id':'t', 'run_id':'r', 'parent_run_id':'p',"
+    "'tools':[{'name':'a','description':'d',"
+    "'parameters':{'max':1.0}}, {'name':'b','parameters':null},"
+    "{'parameters':true,'name':'c'}],'context':[{'description':'x',"
+    "'value':'y'}],'messages':[" U "],'forwarded_props':{'t':0.70}}";
+
 static void
 test_raw(void)
 {
     agent_input_t in;
     agent_fault_t fault;
     agent_input_rules_t rules = {ALL, 0, 32, 10000, 2};
-    static const char body[] =
-        " { 'state' : {'n': 1.10, 'e':1E5 , 'big':1234567890123456} , "
-        "'thread_id':'t', 'run_id':'r', 'parent_run_id':'p',"
-        "'tools':[{'name':'a','description':'d',"
-        "'parameters':{'max':1.0}}, {'name':'b','parameters':null},"
-        "{'parameters':true,'name':'c'}],'context':[{'description':'x',"
-        "'value':'y'}],'messages':[" U "],'forwarded_props':{'t':0.70}}";
 
-    ok(parse(&in, body, ALL, &fault) == AGENT_OK, "raw: accepted");
+    ok(parse(&in, raw_body, ALL, &fault) == AGENT_OK, "raw: accepted");
     is_str(in.thread_id, "t", "thread_id");
     is_str(in.run_id, "r", "run_id");
     is_str(in.parent_run_id, "p", "parent_run_id");
@@ -702,7 +703,7 @@ test_raw(void)
     is_str(in.context[0].value, "y", "context value");
     agent_input_free(&in);
 
-    ok(agent_input_parse(&in, json(body), &rules, &test_alloc, &fault) ==
+    ok(agent_input_parse(&in, json(raw_body), &rules, &test_alloc, &fault) ==
                AGENT_OK &&
            in.ntools == 0 && in.stripped == 3,
        "client tools refused: dropped, counted");
@@ -1142,34 +1143,41 @@ test_nomem(void)
 {
     size_t i;
     long n, start = live, failed = 0, wrong = 0;
+    int parsed;
     agent_rc_t rc;
     agent_input_t in;
     agent_fault_t fault;
 
-    for (i = 0; i < sizeof(good) / sizeof(good[0]); i++) {
+    for (i = 0; i <= sizeof(good) / sizeof(good[0]); i++) {
         for (n = 0;; n++) {
             budget = n;
-            rc = parse(&in, good[i].body, good[i].roles, &fault);
+            rc = i == 0
+                     ? parse(&in, raw_body, ALL, &fault)
+                     : parse(&in, good[i - 1].body, good[i - 1].roles, &fault);
 
-            if (rc == AGENT_OK) {
+            /* jansson calls some failures a syntax error */
+
+            wrong += rc == AGENT_INVALID && in.root != NULL;
+            parsed = rc == AGENT_OK;
+
+            if (parsed) {
                 rc = agent_input_pair(&in, &fault);
             }
 
             budget = -1;
             agent_input_free(&in);
+            wrong += live != start;
 
-            if (rc != AGENT_NOMEM) {
+            if (parsed && rc != AGENT_NOMEM) {
                 break;
             }
 
             failed++;
         }
-
-        wrong += rc != AGENT_OK && rc != AGENT_INVALID;
-        wrong += live != start;
     }
 
-    ok(wrong == 0, "%ld failed allocations: no leak, then well", failed);
+    ok(wrong == 0 && failed > 1000,
+       "%ld failed allocations: no leak, then well", failed);
 
     for (n = 0;; n++) {
         pair_build(&in, "uA(xy)txuA(xx)atxutz");

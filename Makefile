@@ -68,7 +68,8 @@ $(BUILD)/nginx/Makefile: config build-nginx.sh Makefile $(BUILD)/sources
 
 $(MODULE): $(BUILD)/nginx/Makefile $(CORE_SRCS) $(GLUE_SRCS) $(HDRS)
 	./build-nginx.sh make "$(BUILD)/nginx" "$(NGINX_SRC)"
-	cp $(BUILD)/nginx/ngx_http_agent_module.so $(MODULE)
+	cp $(BUILD)/nginx/ngx_http_agent_module.so $(MODULE).new
+	mv $(MODULE).new $(MODULE)   # a running nginx may have the old one mapped
 
 run: deps
 	$(MAKE) all

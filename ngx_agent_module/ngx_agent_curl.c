@@ -251,7 +251,7 @@ ngx_agent_curl_start(ngx_agent_transfer_request_t *req)
 }
 
 
-/* --- names ----------------------------------------------------------------- */
+/* --- names -------------------------------------------------------------- */
 
 static ngx_int_t
 ngx_agent_curl_resolve(ngx_agent_transfer_t *t,
@@ -396,7 +396,7 @@ ngx_agent_curl_pin(ngx_agent_transfer_t *t, ngx_str_t *addrs, ngx_uint_t n)
 }
 
 
-/* --- start and end, both from the deferred event ----------------------------- */
+/* --- start and end, both from the deferred event ------------------------ */
 
 static void
 ngx_agent_curl_ready(ngx_agent_transfer_t *t)
@@ -636,7 +636,7 @@ ngx_agent_curl_setup(ngx_agent_transfer_t *t)
 }
 
 
-/* --- time --------------------------------------------------------------------- */
+/* --- time --------------------------------------------------------------- */
 
 /* the connection stands, the request goes out now */
 
@@ -717,7 +717,7 @@ ngx_agent_curl_timer(ngx_event_t *ev)
 }
 
 
-/* --- callbacks of curl: they never remove or free a handle ---------------------- */
+/* --- callbacks of curl: they never remove or free a handle -------------- */
 
 static void
 ngx_agent_curl_full(CURL *easy)
@@ -875,7 +875,7 @@ ngx_agent_curl_write(char *p, size_t size, size_t n, void *data)
 }
 
 
-/* --- a transfer is done --------------------------------------------------------- */
+/* --- a transfer is done ------------------------------------------------- */
 
 static ngx_agent_transfer_e
 ngx_agent_curl_result(ngx_agent_transfer_t *t, CURLcode rc,

@@ -94,7 +94,7 @@ ngx_agent_multi_get(void)
     m->timer.handler = ngx_agent_multi_timer_handler;
     m->timer.data = m;
     m->timer.log = ngx_cycle->log;
-    m->timer.cancelable = 1;          /* runs hold the worker, not idle caches */
+    m->timer.cancelable = 1;     /* runs hold the worker, not idle caches */
 
     m->kick.handler = ngx_agent_multi_timer_handler;
     m->kick.data = m;

@@ -1177,7 +1177,7 @@ ngx_http_agent_cancel(ngx_http_request_t *r, ngx_str_t *id)
 }
 
 
-/* --- P/capabilities ------------------------------------------------------ */
+/* --- P/capabilities ----------------------------------------------------- */
 
 static ngx_int_t
 ngx_http_agent_capabilities(ngx_http_request_t *r)

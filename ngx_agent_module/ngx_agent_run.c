@@ -138,7 +138,7 @@ ngx_agent_run_find(const u_char *key)
 }
 
 
-/* --- making a run --------------------------------------------------------- */
+/* --- making a run ------------------------------------------------------- */
 
 static u_char *
 ngx_agent_run_log_handler(ngx_log_t *log, u_char *buf, size_t len)
@@ -474,7 +474,7 @@ failed:
 }
 
 
-/* --- running -------------------------------------------------------------- */
+/* --- running ------------------------------------------------------------ */
 
 void
 ngx_agent_run_start(ngx_agent_run_t *run)
@@ -909,7 +909,7 @@ ngx_agent_run_last_resort(ngx_agent_run_t *run, const agent_fault_t *fault)
 }
 
 
-/* --- readers -------------------------------------------------------------- */
+/* --- readers ------------------------------------------------------------ */
 
 void
 ngx_agent_run_wake(ngx_agent_run_t *run)
@@ -1030,7 +1030,7 @@ ngx_agent_run_free(ngx_agent_run_t *run)
 }
 
 
-/* --- the tick: deadlines, cancels from elsewhere, shutdown ---------------- */
+/* --- the tick: deadlines, cancels from elsewhere, shutdown -------------- */
 
 static ngx_msec_t
 ngx_agent_shutdown_after(void)

@@ -48,7 +48,7 @@ static void ngx_agent_subscriber_timer_handler(ngx_event_t *ev);
 static void ngx_agent_subscriber_more_handler(ngx_event_t *ev);
 
 
-/* --- blocks: memory of the bytes on their way, given back when sent -------- */
+/* --- blocks: memory of the bytes on their way, given back when sent ----- */
 
 static u_char      *ngx_agent_blocks;
 static ngx_uint_t   ngx_agent_nblocks;
@@ -146,7 +146,7 @@ ngx_agent_subscriber_recycle(ngx_agent_subscriber_t *s, ngx_chain_t **out)
 }
 
 
-/* --- attach, detach -------------------------------------------------------- */
+/* --- attach, detach ----------------------------------------------------- */
 
 void
 ngx_agent_subscriber_attach(ngx_http_request_t *r, ngx_agent_run_t *run,
@@ -354,7 +354,7 @@ ngx_agent_subscriber_finalize(ngx_agent_subscriber_t *s, ngx_int_t rc)
 }
 
 
-/* --- writing --------------------------------------------------------------- */
+/* --- writing ------------------------------------------------------------ */
 
 void
 ngx_agent_subscriber_pump(ngx_agent_subscriber_t *s)
@@ -769,7 +769,7 @@ again:
 }
 
 
-/* --- readers that lost their place ------------------------------------------ */
+/* --- readers that lost their place -------------------------------------- */
 
 static agent_rc_t
 ngx_agent_prelude_frame(void *data, const agent_event_t *ev)
@@ -875,7 +875,8 @@ ngx_agent_subscriber_last_word(ngx_agent_subscriber_t *s, agent_code_t code,
     agent_buf_free(&s->prelude);
     s->prelude_sent = 0;
 
-    agent_buf_add_lit(&s->prelude, "data: {\"type\":\"RUN_ERROR\",\"message\":");
+    agent_buf_add_lit(&s->prelude,
+                      "data: {\"type\":\"RUN_ERROR\",\"message\":");
 
     text.data = message;
     text.len = ngx_strlen(message);
@@ -893,7 +894,7 @@ ngx_agent_subscriber_last_word(ngx_agent_subscriber_t *s, agent_code_t code,
 }
 
 
-/* --- events of the client's connection --------------------------------------- */
+/* --- events of the client's connection ---------------------------------- */
 
 static void
 ngx_agent_subscriber_write_handler(ngx_http_request_t *r)

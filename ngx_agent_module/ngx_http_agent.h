@@ -5,7 +5,7 @@
  * Who owns what:
  *   configuration structs   the cycle's pool
  *   ngx_agent_run_t         the worker's list of runs (ngx_agent_run.c)
- *   ngx_agent_subscriber_t  its request's pool; in the run's list while attached
+ *   ngx_agent_subscriber_t  its request's pool; attached: in the run's list
  *   ngx_agent_transfer_t    the transport that made it, until "done" or cancel
  *   registry records        the module's zone
  */

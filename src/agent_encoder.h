@@ -51,7 +51,12 @@ agent_rc_t agent_encoder_start(agent_encoder_t *e);
  * Order: reasoning closes before text begins, text closes before a tool call
  * begins, text after a tool call is a new message.  A tool call with empty
  * arguments gets "{}".  Every tool call names the assistant message it belongs
- * to (parentMessageId).
+ * to (parentMessageId).  A tool call id that this run has used, or that is no
+ * id for agent_input_parse(), is replaced by a minted one.
+ *
+ * AGENT_INVALID: TOOL_ARGS of a call that has not started, a gap in the
+ * numbers, text that is no escaped text.  AGENT_TOO_LARGE: more than 10,000
+ * messages and calls.  The run goes on; end it with agent_encoder_error().
  */
 agent_rc_t agent_encoder_delta(agent_encoder_t *e, const agent_delta_t *d);
 
@@ -91,6 +96,11 @@ void agent_encoder_answer(const agent_encoder_t *e, agent_buf_t *b);
  * RUN_STARTED (unless "inplace"), MESSAGES_SNAPSHOT of "input" (a JSON array
  * of messages without brackets, may be empty) and the output so far, then the
  * opening events of what is open.  Goes to "emit".
+ *
+ * In place, the caller first sends the END of whatever this reader holds open:
+ * it may have ended in the gap, and nothing may be opened twice.  Before
+ * RUN_STARTED there is no prelude, after the terminal event nothing is opened.
+ * Called inside the encoder's emit it stands for what came before that event.
  */
 agent_rc_t agent_encoder_prelude(const agent_encoder_t *e, agent_str_t input,
                                  int inplace, agent_event_pt emit, void *ctx);

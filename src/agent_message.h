@@ -105,12 +105,16 @@ void agent_input_free(agent_input_t *in);
 /*
  * Checks what every provider demands of a conversation: each tool call of an
  * assistant message is answered by tool messages right after it, each tool
- * message answers such a call, the last message is a user or tool message.
+ * message answers such a call, the last message (but for system and developer
+ * messages) is a user or tool message.
  * Repairs what can be: a call without an answer that is followed by another
- * turn gets a synthetic tool result ("No result: the call was not answered.");
- * a tool message that answers nothing is dropped (counted in "stripped").
- * Consecutive results are accepted in any order.  AGENT_OK, AGENT_NOMEM, or
- * AGENT_INVALID with *fault when no user or tool message is left.
+ * turn, or by answers to its siblings, gets a synthetic tool result ("No
+ * result: the call was not answered.", no id); a tool message that answers
+ * nothing and what follows the last user or tool message are dropped (counted
+ * in "stripped"); what stands between a call and its result moves before the
+ * call.  Consecutive results are accepted in any order.  AGENT_OK,
+ * AGENT_NOMEM, or AGENT_INVALID with *fault when no user or tool message is
+ * left.
  */
 agent_rc_t agent_input_pair(agent_input_t *in, agent_fault_t *fault);
 

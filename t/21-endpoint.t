@@ -766,21 +766,31 @@ subtest 'what reaches the model' => sub {
     is_deeply([ map { $_->{function} } @{ $j->{tools} } ], \@tools, 'tools');
     $j = $sent->('/strict', { tools => \@tools });
     ok(!exists $j->{tools}, 'client_tools off');
-    my $r = $t->request('GET', '/strict/capabilities');
-    is($r->json->{tools}{clientProvided}, Mojo::JSON->false,
+    my $caps = $t->request('GET', '/strict/capabilities');
+    is($caps->json->{tools}{clientProvided}, Mojo::JSON->false,
         '... is a capability');
     is($t->request('GET', '/chat/capabilities')->json->{tools}{clientProvided},
         Mojo::JSON->true, '... client_tools on, too');
 
     # numbers as they were written
     my $schema = '{"minimum":1.0,"maximum":1e3,"multipleOf":0.10,'
-        . '"const":12345678901234567890123,"default":-0.0,"x":1E+2}';
+        . '"const":9007199254740993,"default":-0.0,"x":1E+2}';
     my $body = encode_json(run_input());
     $body =~ s/"tools":\[\]/"tools":[{"name":"f","parameters":$schema}]/;
     $u->forget;
     $t->request('POST', '/chat', \@json, $body);
     my ($req) = $u->requests;
     like($req->{body}, qr/"parameters":\Q$schema\E/, 'numbers of a schema');
+
+    # the largest of 64 bits without a sign, which schema generators write
+    $body = encode_json(run_input());
+    $body =~ s/"tools":\[\]/"tools":[{"name":"f","parameters":
+        {"maximum":18446744073709551615}}]/;
+    $u->forget;
+    my $r = $t->request('POST', '/chat', \@json, $body);
+    is($r->{status}, 200, 'a large number') or diag $r->{body};
+    ($req) = $u->requests;
+    like($req->{body} // '', qr/18446744073709551615/, '... arrives');
 
     # overrides
     $j = $sent->('/free', { forwardedProps => { top_p => 0.1, seed => 4,

@@ -538,8 +538,8 @@ sub raw {
     return $s->{in};
 }
 
-# A RunAgentInput as client 1.0 sends it: the defaults, with members replaced or (undef) left out.
-# "text" is the content of its one user message.
+# A RunAgentInput as client 1.0 sends it: the defaults, with members replaced or
+# (undef) left out.  "text" is the content of its one user message.
 sub run_input {
     my (%in) = @_;
     my $n = ++$last_id;

@@ -372,7 +372,7 @@ ngx_agent_subscriber_pump(ngx_agent_subscriber_t *s)
     if (!s->head) {
         rc = ngx_agent_subscriber_head(s);
 
-        if (rc == NGX_AGAIN) {
+        if (rc == NGX_AGAIN || rc == NGX_DONE) {
             return;
         }
 
@@ -389,6 +389,9 @@ ngx_agent_subscriber_pump(ngx_agent_subscriber_t *s)
 /*
  * The head leaves with the first event after RUN_STARTED or after a second of
  * waiting; a failure before that is a real HTTP status.
+ *
+ * NGX_OK: it has left; NGX_AGAIN: not yet; NGX_DONE: the request was answered
+ * and finalized; else what to finalize it with.
  */
 
 static ngx_int_t
@@ -412,12 +415,17 @@ ngx_agent_subscriber_head(ngx_agent_subscriber_t *s)
     {
         fault = agent_encoder_fault(run->encoder);
 
-        if (fault) {
-            ngx_agent_subscriber_keep(s);
-            return ngx_http_agent_error(r, fault);
+        if (fault == NULL) {
+            return NGX_HTTP_INTERNAL_SERVER_ERROR;
         }
 
-        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+        ngx_agent_subscriber_keep(s);
+
+        rc = ngx_http_agent_error(r, fault);
+
+        ngx_agent_subscriber_finalize(s, rc);
+
+        return NGX_DONE;
     }
 
     if (run->store->next_seq(run->events) <= 1 && !s->waited
@@ -467,7 +475,8 @@ ngx_agent_subscriber_head(ngx_agent_subscriber_t *s)
     rc = ngx_http_send_header(r);
 
     if (rc == NGX_ERROR || rc > NGX_OK || r->header_only) {
-        return rc == NGX_OK ? NGX_DONE : rc;
+        ngx_agent_subscriber_finalize(s, rc);
+        return NGX_DONE;
     }
 
     if (s->timer.timer_set) {

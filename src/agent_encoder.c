@@ -49,7 +49,6 @@ typedef struct {
  * stands for what came before the event at hand.
  */
 struct agent_encoder_s {
-    const agent_alloc_t *alloc;
     agent_sink_t log;
     agent_output_t output;
     size_t max_delta;
@@ -109,14 +108,6 @@ agent_encoder_send_voice(const agent_encoder_t *e, agent_sink_t *s, int which)
     };
 
     return agent_encoder_send(s, agent_voices[which].start, members, 2);
-}
-
-static agent_rc_t
-agent_encoder_send_started(const agent_encoder_t *e, agent_sink_t *s)
-{
-    agent_output_started(&e->output, &s->json);
-
-    return agent_encoder_send_json(s, AGENT_EV_RUN_STARTED);
 }
 
 static agent_rc_t
@@ -441,7 +432,6 @@ agent_encoder_create(const agent_encoder_conf_t *conf, agent_event_pt emit,
 
     e->log.emit = emit;
     e->log.ctx = ctx;
-    e->alloc = alloc;
     e->max_delta = conf->max_delta != 0 ? conf->max_delta : AGENT_ENCODER_DELTA;
     e->group = AGENT_OUTPUT_NONE;
     e->voices[AGENT_VOICE_TEXT].msg = AGENT_OUTPUT_NONE;
@@ -472,7 +462,7 @@ agent_encoder_destroy(agent_encoder_t *e)
 
     agent_output_free(&e->output);
     agent_buf_free(&e->log.json);
-    agent_free(e->alloc, e);
+    agent_free(e->output.alloc, e);
 }
 
 agent_rc_t
@@ -484,7 +474,9 @@ agent_encoder_start(agent_encoder_t *e)
         return e->output.outcome == AGENT_RUN_RUNNING ? AGENT_OK : AGENT_DONE;
     }
 
-    rc = agent_encoder_send_started(e, &e->log);
+    agent_output_started(&e->output, &e->log.json);
+
+    rc = agent_encoder_send_json(&e->log, AGENT_EV_RUN_STARTED);
     if (rc == AGENT_OK) {
         e->started = 1;
     }
@@ -676,16 +668,19 @@ agent_rc_t
 agent_encoder_prelude(const agent_encoder_t *e, agent_str_t input, int inplace,
                       agent_event_pt emit, void *ctx)
 {
-    agent_rc_t rc;
+    agent_rc_t rc = AGENT_OK;
     agent_sink_t s = {emit, ctx, {0}};
 
     if (!e->started) {
         return AGENT_OK; /* what is to come is the whole run */
     }
 
-    agent_buf_init(&s.json, e->alloc);
+    agent_buf_init(&s.json, e->output.alloc);
 
-    rc = inplace ? AGENT_OK : agent_encoder_send_started(e, &s);
+    if (!inplace) {
+        agent_output_started(&e->output, &s.json);
+        rc = agent_encoder_send_json(&s, AGENT_EV_RUN_STARTED);
+    }
 
     if (rc == AGENT_OK && (input.len != 0 || e->output.nmsgs != 0)) {
         agent_output_snapshot(&e->output, &s.json, input);

@@ -144,7 +144,7 @@ void agent_output_failed(const agent_output_t *o, agent_buf_t *b,
 void agent_output_snapshot(const agent_output_t *o, agent_buf_t *b,
                            agent_str_t input);
 
-/* See agent_encoder_messages(), agent_encoder_text(), agent_encoder_answer(). */
+/* See agent_encoder_messages(), _text() and _answer(). */
 void agent_output_messages(const agent_output_t *o, agent_buf_t *b);
 void agent_output_text(const agent_output_t *o, agent_buf_t *b);
 void agent_output_answer(const agent_output_t *o, agent_buf_t *b);

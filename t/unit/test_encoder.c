@@ -1261,6 +1261,37 @@ test_exact(void)
     agent_buf_free(&b);
 }
 
+/* Clients of AG-UI 0.0.5x. */
+static void
+test_legacy(void)
+{
+    agent_encoder_t *e;
+    agent_encoder_conf_t conf = {.thread_id = agent_str("t1"),
+                                 .run_id = agent_str("r1"),
+                                 .seed = agent_str("s"),
+                                 .legacy = 1};
+    static const char *const calls[] = {STARTED,
+                                        CALL_START("c1", "f", "msg_s_1"),
+                                        ARGS("c1", "{}"),
+                                        CALL_END("c1"),
+                                        FINISHED("'metadata':{'finishReason':"
+                                                 "'tool_calls'}"),
+                                        NULL};
+    static const char *const none[] = {STARTED, FINISHED(SUCCESS), NULL};
+
+    recorder_init(&rec);
+    e = agent_encoder_create(&conf, record, &rec, &test_alloc);
+    call(e, 0, "c1", "f");
+    finish(e, AGENT_FINISH_TOOL_CALLS, NULL);
+    is_events(calls, "legacy, calls");
+    agent_encoder_destroy(e);
+
+    e = agent_encoder_create(&conf, record, &rec, &test_alloc);
+    finish(e, AGENT_FINISH_UNKNOWN, NULL);
+    is_events(none, "legacy, no calls");
+    agent_encoder_destroy(e);
+}
+
 static void
 test_strings(void)
 {
@@ -1756,6 +1787,7 @@ int
 main(void)
 {
     test_exact();
+    test_legacy();
     test_strings();
     test_prelude();
     test_split();

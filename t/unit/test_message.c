@@ -742,6 +742,35 @@ test_raw(void)
     agent_input_free(&in);
 }
 
+static void
+test_legacy(void)
+{
+    size_t i;
+    agent_input_t in;
+    agent_fault_t fault;
+    static const struct {
+        const char *members;
+        int legacy;
+    } cases[] = {
+        {"", 0},
+        {",'tools':[]", 0},
+        {",'context':[]", 0},
+        {",'tools':[],'context':[]", 1},
+        {",'tools':[],'context':[],'protocolVersion':null", 1},
+        {",'tools':[],'context':[],'protocolVersion':'1.0'", 0},
+    };
+    char body[256];
+
+    for (i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        snprintf(body, sizeof(body), "{'messages':[%s]%s}", U,
+                 cases[i].members);
+        ok(parse(&in, body, ALL, &fault) == AGENT_OK &&
+               in.legacy == cases[i].legacy,
+           "legacy is %d: %s", cases[i].legacy, body);
+        agent_input_free(&in);
+    }
+}
+
 /* n messages, each with a part and a member to drop, and n tools. */
 static double
 parse_large(size_t n)
@@ -1207,6 +1236,7 @@ main(void)
     test_duplicates();
     test_ids();
     test_raw();
+    test_legacy();
     test_large();
     test_pairs();
     test_pairs_random();

@@ -717,7 +717,7 @@ ngx_agent_model_pem(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 }
 
 
-/* what messages show of a url: a query or what stands before "@" may be secret */
+/* for messages: a query, or what stands before "@", may be a secret */
 
 static ngx_str_t
 ngx_agent_url_shown(ngx_str_t *url)
@@ -1244,6 +1244,10 @@ ngx_agent_agent_model(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
     }
 
     value = cf->args->elts;
+
+    if (value[1].len == 0) {
+        return "must not be empty";
+    }
 
     agent->model_name = value[1];
     ngx_agent_where(cf, &agent->model_where);

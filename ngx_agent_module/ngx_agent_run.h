@@ -115,6 +115,7 @@ struct ngx_agent_subscriber_s {
     ngx_http_agent_loc_conf_t   *lcf;
 
     ngx_agent_reader_t           reader;
+    agent_open_t                 open;         /* what its client has open */
     ngx_chain_t                 *free;
     ngx_chain_t                 *busy;
     ngx_event_t                  timer;        /* head, then heartbeat */

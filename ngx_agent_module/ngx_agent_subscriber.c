@@ -26,6 +26,7 @@ typedef struct {
 
 typedef struct {
     agent_buf_t             *out;
+    agent_open_t            *open;      /* NULL: these events close it */
     size_t                   last;      /* where the last frame begins */
 } ngx_agent_prelude_t;
 
@@ -176,6 +177,7 @@ ngx_agent_subscriber_attach(ngx_http_request_t *r, ngx_agent_run_t *run,
     s->attached = attached;
     s->sent = ngx_current_msec;
     agent_buf_init(&s->prelude, &agent_alloc_libc);
+    agent_open_init(&s->open, &agent_alloc_libc);
 
     s->timer.handler = ngx_agent_subscriber_timer_handler;
     s->timer.data = s;
@@ -335,6 +337,7 @@ ngx_agent_subscriber_cleanup(void *data)
     }
 
     agent_buf_free(&s->prelude);
+    agent_open_free(&s->open);
 }
 
 
@@ -643,6 +646,12 @@ ngx_agent_subscriber_frame(void *data, uint64_t generation, uint64_t seq,
         return AGENT_ABORTED;
     }
 
+    if (!agent_event_is_delta(ev->type)
+        && agent_open_note(&fill->subscriber->open, ev) != AGENT_OK)
+    {
+        return AGENT_NOMEM;
+    }
+
     fill->pos = (u_char *) agent_frame_agui((char *) fill->pos, generation,
                                             seq, ev);
 
@@ -785,6 +794,10 @@ ngx_agent_prelude_frame(void *data, const agent_event_t *ev)
 {
     ngx_agent_prelude_t *p = data;
 
+    if (p->open && agent_open_note(p->open, ev) != AGENT_OK) {
+        return AGENT_NOMEM;
+    }
+
     p->last = p->out->len;
 
     agent_buf_add_lit(p->out, "data: ");
@@ -829,10 +842,17 @@ ngx_agent_subscriber_prelude(ngx_agent_subscriber_t *s, ngx_uint_t inplace)
     agent_buf_init(&out, &agent_alloc_libc);
 
     p.out = &out;
+    p.open = NULL;
     p.last = 0;
 
-    rc = agent_encoder_prelude(run->encoder, ngx_agent_str(&run->input),
-                               (int) inplace, ngx_agent_prelude_frame, &p);
+    rc = agent_open_close(&s->open, ngx_agent_prelude_frame, &p);
+
+    if (rc == AGENT_OK) {
+        p.open = &s->open;
+
+        rc = agent_encoder_prelude(run->encoder, ngx_agent_str(&run->input),
+                                   (int) inplace, ngx_agent_prelude_frame, &p);
+    }
 
     if (rc != AGENT_OK || seq == 0) {
         agent_buf_free(&out);

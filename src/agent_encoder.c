@@ -68,9 +68,10 @@ struct agent_encoder_s {
 /* --- events --------------------------------------------------------------- */
 
 static agent_rc_t
-agent_encoder_send_json(agent_sink_t *s, agent_event_type_t type)
+agent_encoder_emit(agent_sink_t *s, agent_event_type_t type, agent_str_t id)
 {
-    const agent_event_t ev = {.type = type, .body = agent_buf_str(&s->json)};
+    const agent_event_t ev = {
+        .type = type, .id = id, .body = agent_buf_str(&s->json)};
 
     if (!agent_buf_ok(&s->json)) {
         return AGENT_NOMEM;
@@ -80,13 +81,20 @@ agent_encoder_send_json(agent_sink_t *s, agent_event_type_t type)
 }
 
 static agent_rc_t
+agent_encoder_send_json(agent_sink_t *s, agent_event_type_t type)
+{
+    return agent_encoder_emit(s, type, AGENT_STR(""));
+}
+
+/* The first member is the id of what the event opens or closes. */
+static agent_rc_t
 agent_encoder_send(agent_sink_t *s, agent_event_type_t type,
                    const agent_output_pair_t *members, size_t n)
 {
     agent_output_begin(&s->json, type, members, n);
     agent_buf_add_char(&s->json, '}');
 
-    return agent_encoder_send_json(s, type);
+    return agent_encoder_emit(s, type, members[0].value);
 }
 
 /* An event that says nothing but an id. */

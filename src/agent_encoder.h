@@ -11,10 +11,6 @@
 #include "agent_delta.h"
 #include "agent_event.h"
 
-/* Receives events; strings are valid during the call only.  Anything but
- * AGENT_OK stops the encoder's call, which passes the value on. */
-typedef agent_rc_t (*agent_event_pt)(void *ctx, const agent_event_t *ev);
-
 typedef struct agent_encoder_s agent_encoder_t;
 
 typedef struct {

@@ -47,9 +47,32 @@ int agent_event_is_delta(agent_event_type_t type);
 
 typedef struct {
     agent_event_type_t type;
-    agent_str_t id;   /* deltas: messageId or toolCallId, escaped text */
+    agent_str_t id; /* messageId or toolCallId, escaped text, of a delta and of
+                         what opens or closes something; else empty */
     agent_str_t body; /* deltas: the delta, escaped text; else the JSON */
 } agent_event_t;
+
+/*
+ * What a reader of a run holds open.  A reader that is given a snapshot in the
+ * middle must first be told the end of all of it, or the opening events behind
+ * the snapshot would open something twice.
+ */
+typedef struct {
+    agent_buf_t items; /* type of the START, length of the id, the id */
+} agent_open_t;
+
+void agent_open_init(agent_open_t *o, const agent_alloc_t *alloc);
+void agent_open_free(agent_open_t *o);
+
+/* Notes an event that the reader gets.  AGENT_OK or AGENT_NOMEM. */
+agent_rc_t agent_open_note(agent_open_t *o, const agent_event_t *ev);
+
+/* Receives events; strings are valid during the call only.  Anything but
+ * AGENT_OK stops the caller, which passes the value on. */
+typedef agent_rc_t (*agent_event_pt)(void *ctx, const agent_event_t *ev);
+
+/* Emits the END of all that is open, the last opened first, and forgets it. */
+agent_rc_t agent_open_close(agent_open_t *o, agent_event_pt emit, void *ctx);
 
 /* Adds the event's compact JSON. */
 void agent_event_json(agent_buf_t *b, const agent_event_t *ev);

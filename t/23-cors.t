@@ -27,7 +27,7 @@ worker_processes 1;
 events { worker_connections 256; }
 http {
     %%GLOBALS_HTTP%%
-    limit_req_zone \$server_name zone=slow:1m rate=1r/m;
+    limit_req_zone \$server_port zone=slow:1m rate=1r/m;
 
 $http
     server {

@@ -4,6 +4,7 @@
 #   make           the dynamic module: build/ngx_http_agent_module.so
 #   make run       deps, build, nginx in the foreground on 127.0.0.1:8080
 #   make test      deps, lint, unit tests, then t/*.t with a real nginx
+#   make asan      the same tests with a sanitizer build of nginx
 #   make install   copy the module into nginx's module directory
 #
 # NGINX_SRC=dir builds against an nginx source tree instead of nginx-dev.
@@ -36,7 +37,8 @@ UNIT_SRCS := $(sort $(wildcard t/unit/test_*.c))
 UNIT_BINS := $(UNIT_SRCS:t/unit/%.c=$(BUILD)/unit/%.t)
 UNIT_ASAN := $(UNIT_SRCS:t/unit/%.c=$(BUILD)/unit-asan/%.t)
 
-.PHONY: all deps npm-deps run test test-core test-module lint fmt install clean soak
+.PHONY: all deps npm-deps run test test-core test-module asan soak lint fmt \
+        install clean
 
 all: $(MODULE)
 
@@ -46,7 +48,7 @@ DEB_BUILD := gcc make libc6-dev nginx nginx-dev libcurl4-openssl-dev \
              libjansson-dev libhiredis-dev libssl-dev zlib1g-dev \
              libpcre2-dev ca-certificates curl
 DEB_TEST  := perl libmojolicious-perl libio-socket-ssl-perl openssl \
-             clang-format cppcheck git
+             clang-format cppcheck git dpkg-dev patch
 
 deps:
 	@t/deps.sh $(DEB_BUILD) $(DEB_TEST)
@@ -110,6 +112,35 @@ test-core: $(UNIT_BINS) $(UNIT_ASAN)
 	prove --timer $(UNIT_BINS) $(UNIT_ASAN)
 
 test-module: $(MODULE)
+	prove --timer -j2 -It/lib t/*.t
+
+# nginx from Debian's source with the module inside, ASan, UBSan and pools of
+# separate allocations, running the same tests
+ASAN_NGINX := $(BUILD)/asan/nginx
+ASAN_FLAGS := -O1 -g -fsanitize=address,undefined \
+              -fno-sanitize=alignment,nonnull-attribute \
+              -fno-omit-frame-pointer -DNGX_DEBUG_PALLOC=1
+
+$(BUILD)/nginx-src/version:
+	t/nginx-source.sh $(BUILD)/nginx-src
+
+$(BUILD)/asan/Makefile: $(BUILD)/nginx-src/version config $(BUILD)/sources
+	mkdir -p $(BUILD)/asan
+	cd $(BUILD)/nginx-src/nginx && ./configure --prefix=$(BUILD)/asan \
+	    --with-debug --with-threads --with-http_ssl_module \
+	    --with-http_v2_module --with-http_auth_request_module \
+	    --with-http_realip_module --with-cc-opt="$(ASAN_FLAGS)" \
+	    --with-ld-opt="-fsanitize=address,undefined" \
+	    --add-module=$(ROOT) --builddir=$(BUILD)/asan \
+	    > $(BUILD)/asan/configure.log
+
+$(ASAN_NGINX): $(BUILD)/asan/Makefile $(CORE_SRCS) $(GLUE_SRCS) $(HDRS)
+	$(MAKE) -s -C $(BUILD)/nginx-src/nginx -f $(BUILD)/asan/Makefile
+
+asan: deps npm-deps
+	$(MAKE) $(ASAN_NGINX)
+	TEST_NGINX_BINARY=$(ASAN_NGINX) AGENT_STATIC=1 \
+	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 	prove --timer -j2 -It/lib t/*.t
 
 soak: $(MODULE)

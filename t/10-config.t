@@ -171,6 +171,26 @@ my $LOCAL = 'url http://127.0.0.1:9/v1;';
 
 sub local_api { return api($LOCAL, @_) }
 
+# Many good uses at a time, each in a block of its own; the first has the name
+# that the others refer to.
+sub models {
+    my $name = 'm';
+    return { models => join "\n",
+        map {"agent_model @{[ $name++ ]} { provider openai; model x; $_ }"} @_ };
+}
+
+sub agents {
+    my $name = 'a';
+    return { agents => join "\n",
+        map {"agent @{[ $name++ ]} { model m; $_ }"} @_ };
+}
+
+sub locations {
+    my $name = 'chat';
+    return { locations => join "\n",
+        map {"location /@{[ $name++ ]} { agent_pass a; $_ }"} @_ };
+}
+
 # --- blocks -------------------------------------------------------------------
 
 good('the smallest configuration', {});
@@ -406,7 +426,6 @@ bad('agent_owner with two values', owner('$host x'),
 good('agent_owner off in http, a value in server',
     { http => 'agent_owner off;', server => 'agent_owner $server_name;',
         location => 'agent_pass a;' });
-good('agent_owner of a constant', owner('everybody'));
 
 my $FORGED = qr/can be forged: the client sends it, use an identity/;
 
@@ -419,9 +438,10 @@ warned('agent_owner "a${arg_x}"', owner('"a${arg_x}"'), $FORGED);
 warned("agent_owner $_, with auth_basic", owner($_, $AUTH),
     qr/"agent_owner \Q$_\E" $FORGED/)
     for qw($http_x_user $remote_user/$arg_x);
-good("agent_owner $_", owner($_))
-    for qw($remote_addr $upstream_http_x_user $server_name http_x
-    $sent_http_x);
+good('owners of which a client has no say',
+    locations(map {"agent_owner $_;"}
+        qw($remote_addr $upstream_http_x_user $server_name http_x
+        $sent_http_x everybody)));
 warned('agent_owner $http_x of http',
     { http => 'agent_owner $http_x; #!', location => 'agent_pass a;' },
     $FORGED);
@@ -477,10 +497,8 @@ warned('the location that lacks auth_basic',
 
 sub key { return local_api("key $_[0]; #!", @_[ 1 .. $#_ ]) }
 
-good('key in a file', key("file:$dir/key"));
-good('key in a file relative to the configuration', key('file:key'));
-good('key with a line end of another system', key('file:key-crlf'));
-good('key that a group can read', key('file:key-group'));
+good('key in a file', models(map {"$LOCAL key file:$_;"}
+        "$dir/key", qw(key key-crlf key-group)));
 warned('key that everybody can read', key('file:key-open'),
     qr{the secret in "$dir/key-open" can be read by everybody.*chmod 600});
 bad('missing key file', key("file:$dir/none"),
@@ -538,13 +556,13 @@ warned('env in a header', local_api('header X-Key env:AGENT_T_KEY; #!'), $LOST);
 
 sub url { return api("url $_[0]; #!", '', @_[ 1 .. $#_ ]) }
 
-good("url $_", url($_))
-    for qw(http://127.0.0.1 http://127.0.0.1/ http://127.0.0.1:8000/v1
+good('urls', models(map {"url $_;"}
+    qw(http://127.0.0.1 http://127.0.0.1/ http://127.0.0.1:8000/v1
     https://127.0.0.1/v1/ HTTP://127.0.0.1/v1 http://127.0.0.1:65535
     http://127.0.0.1:1/v1 http://[::1]:8000/v1 http://[::1] https://[::1]/v1
     http://[::ffff:127.0.0.1]/v1 http://localhost:8000/v1
     http://127.0.0.1/openai/deployments/d?api-version=2024-10-21
-    http://127.0.0.1?a=b http://127.0.0.1/a%20b/@cf/meta);
+    http://127.0.0.1?a=b http://127.0.0.1/a%20b/@cf/meta)));
 
 bad("url $_", url($_),
     qr{invalid url "\Q$_\E", it must begin with "http://" or "https://"})
@@ -571,7 +589,7 @@ bad("url $_", url($_), qr{invalid port in url "\Q$_\E"})
     http://127.0.0.1:x/v1 http://127.0.0.1:80:90/v1 http://127.0.0.1:-1
     https://127.0.0.1:99999999999999999999/ http://[::1]:/v1
     http://[::1]:70000/v1 http://::1/v1);
-bad("url $_", url($_), qr{invalid \S.* in url "\Q$_\E"})
+bad("url $_", url($_), qr{(?:no|invalid) \S.* in url "\Q$_\E"})
     for qw(http://[::1]x/v1 http://[x]/v1 http://[]/v1 http://[1.2.3.4]/v1);
 bad("url $_", url($_), qr/unix sockets are not supported in "url"/)
     for qw(http://unix:/run/x.sock http://unix:/run/x.sock:/v1 https://UNIX:x);
@@ -636,7 +654,7 @@ for my $name (qw(connect_timeout first_byte_timeout idle_timeout)) {
     bad("$name $_", local_api("$name $_; #!"),
         qr/"$name" must be between 1ms and 7d, not "$_"/)
         for qw(0 0ms 8d 604801s);
-    good("$name $_", local_api("$name $_;")) for qw(1ms 5 7d 1m30s);
+    good($name, models(map {"$LOCAL $name $_;"} qw(1ms 5 7d 1m30s)));
 }
 
 bad('empty connect_timeout', local_api('connect_timeout ""; #!'),
@@ -656,9 +674,9 @@ bad('max_inflight 1 queue=1 x', local_api('max_inflight 1 queue=1 x; #!'),
 bad('max_inflight with too much',
     local_api('max_inflight 1 queue=1 timeout=1s x; #!'),
     qr/invalid number of arguments in "max_inflight" directive/);
-good("max_inflight $_", local_api("max_inflight $_;"))
-    for '1', '32 queue=256', '32 queue=0', '32 queue=256 timeout=1m',
-    '32 timeout=500ms queue=9';
+good('max_inflight', models(map {"$LOCAL max_inflight $_;"}
+        '1', '32 queue=256', '32 queue=0', '32 queue=256 timeout=1m',
+        '32 timeout=500ms queue=9'));
 
 bad("set $_", local_api("set $_ x; #!"),
     qr/"$_" is made by the module and cannot be set/)
@@ -794,9 +812,9 @@ bad('system not UTF-8', agent("system \"\xe9\""),
     qr/the system prompt is not valid UTF-8/);
 bad('system of two words', agent('system Be kind'),
     qr/invalid number of arguments in "system" directive/);
-good("system $_", agent("system $_"))
-    for 'x', '"Answer with $5. \"Quoted\"\nlines"', '"é"', 'file:system',
-    "file:$dir/system", 'file:largest', 'env:AGENT_T_UNSET';
+good('system', agents(map {"system $_;"}
+        'x', '"Answer with $5. \"Quoted\"\nlines"', '"é"', 'file:system',
+        "file:$dir/system", 'file:largest', 'env:AGENT_T_UNSET'));
 
 bad("accept_roles $_->[0]", agent("accept_roles $_->[0]"), $_->[1])
     for (
@@ -808,8 +826,6 @@ bad("accept_roles $_->[0]", agent("accept_roles $_->[0]"), $_->[1])
         [ 'tool',          qr/"accept_roles" directive must list "user"/ ],
         [ '',              qr/invalid number of arguments in "accept_roles"/ ],
     );
-good('accept_roles',
-    agent('accept_roles developer system reasoning assistant tool user user'));
 
 bad("max_run_time $_", agent("max_run_time $_"),
     qr/invalid time "$_" in "max_run_time"/)
@@ -817,7 +833,6 @@ bad("max_run_time $_", agent("max_run_time $_"),
 bad("max_run_time $_", agent("max_run_time $_"),
     qr/"max_run_time" must be between 1ms and 7d, not "$_"/)
     for qw(0 8d);
-good('max_run_time', agent('max_run_time 7d'));
 
 bad("on_disconnect $_", agent("on_disconnect $_"),
     qr/invalid value "\w*", use "continue" or "cancel \[after=time\]"/)
@@ -828,26 +843,26 @@ bad("on_disconnect $_", agent("on_disconnect $_"),
     'continue after=5s';
 bad('on_disconnect without a value', agent('on_disconnect'),
     qr/invalid number of arguments in "on_disconnect" directive/);
-good("on_disconnect $_", agent("on_disconnect $_"))
-    for 'continue', 'cancel', 'cancel after=0', 'cancel after=10s';
+good('on_disconnect', agents(map {"on_disconnect $_;"}
+        'continue', 'cancel', 'cancel after=0', 'cancel after=10s'));
 
 bad("client_tools $_", agent("client_tools $_"),
     qr/invalid value "$_" in "client_tools" directive, it must be "on" or "off"/)
     for qw(yes 1);
-good('client_tools', agent('client_tools off'));
 
 bad("allow_override $_", agent("allow_override temperature $_"),
     qr/"$_" is made by the module, "allow_override" cannot name it/)
     for qw(messages stream tools);
 bad('allow_override without a name', agent('allow_override'),
     qr/invalid number of arguments in "allow_override" directive/);
-good('allow_override', agent('allow_override temperature max_tokens model'));
+good('the rest of agent', agents('client_tools off;', 'memory off;',
+        'max_run_time 7d;', 'allow_override temperature max_tokens model;',
+        'accept_roles developer system reasoning assistant tool user user;'));
 
 bad("memory $_", agent("memory $_"),
     qr/"memory \w+" is not supported yet, only "memory off" is/)
     for 'buffer', 'buffer max_messages=50', 'conversation', 'on';
 bad('memory off x', agent('memory off x'), qr/only "memory off" is/);
-good('memory off', agent('memory off'));
 
 # --- directives of http, server and location ----------------------------------
 
@@ -858,8 +873,6 @@ sub location {
 bad("agent_heartbeat $_", location("agent_heartbeat $_"),
     qr/"agent_heartbeat" must be a time between 100ms and 1h, or "off", not/)
     for qw(0 99ms 3601s 2h x -1s on), '""';
-good("agent_heartbeat $_", location("agent_heartbeat $_"))
-    for qw(off 100ms 15 1h);
 
 bad("agent_cors $_", location("agent_cors $_"),
     qr/"agent_cors \*" is refused.*list the origins/)
@@ -876,19 +889,18 @@ bad("agent_cors $_", location("agent_cors $_"),
     'http://a.example:x', 'http://:80', 'http://[::1', 'http://é.example', '""',
     '"http://a.example http://b.example"', 'off http://a.example',
     'http://a.example off', 'http://a.example nonsense';
-good("agent_cors $_", location("agent_cors $_"))
-    for qw(off http://localhost:3000 HTTPS://App.Example.COM http://[::1]:3000
+good('agent_cors', locations(map {"agent_owner off; agent_cors $_;"}
+    qw(off http://localhost:3000 HTTPS://App.Example.COM http://[::1]:3000
     https://app.example.com:443 capacitor://localhost
     chrome-extension://abcdefghijklmnop http://my_host.example:65535),
-    'http://a.example http://b.example http://a.example';
+    'http://a.example http://b.example http://a.example'));
 
 bad("agent_intercept_errors $_", location("agent_intercept_errors $_"),
     qr/invalid value "$_" in "agent_intercept_errors" directive, it must be "on"/)
     for qw(yes 1 404);
-good('agent_intercept_errors', location('agent_intercept_errors on'));
-
-good('agent_thread', location('agent_thread $arg_thread-$host'));
-good('agent_thread empty', location('agent_thread ""'));
+good('the rest of location', locations(map {"agent_owner off; $_;"}
+        'agent_intercept_errors on', 'agent_thread $arg_thread-$host',
+        'agent_thread ""', map {"agent_heartbeat $_"} qw(off 100ms 15 1h)));
 bad('agent_thread without a value', location('agent_thread'),
     qr/invalid number of arguments in "agent_thread" directive/);
 
@@ -932,18 +944,18 @@ bad("$_->[1] in $_->[0]", { $_->[0] => "$_->[2]; #!" }, qr/"$_->[1]" $NOT_HERE/)
         [ location => model              => 'model m' ],
         [ location => key                => 'key file:key' ],
     );
-bad("block $_->[1] in $_->[0]", { $_->[0] => "$_->[1] { #!\n}" },
-    qr/"${\ $_->[1] =~ s{ x$}{}r}" $NOT_HERE/)
+bad("block $_->[1] in $_->[0]", { $_->[0] => "$_->[1] x { #!\n}" },
+    qr/"$_->[1]" $NOT_HERE/)
     for (
-        [ main     => 'agent_model x' ],
-        [ main     => 'agent x' ],
-        [ server   => 'agent_model x' ],
-        [ server   => 'agent x' ],
-        [ location => 'agent_model x' ],
-        [ location => 'agent x' ],
-        [ model    => 'agent x' ],
-        [ model    => 'agent_model x' ],
-        [ agent    => 'agent_model x' ],
+        [ main     => 'agent_model' ],
+        [ main     => 'agent' ],
+        [ server   => 'agent_model' ],
+        [ server   => 'agent' ],
+        [ location => 'agent_model' ],
+        [ location => 'agent' ],
+        [ model    => 'agent' ],
+        [ model    => 'agent_model' ],
+        [ agent    => 'agent_model' ],
         [ agent    => 'server' ],
     );
 bad('agent_pass in if of a server',

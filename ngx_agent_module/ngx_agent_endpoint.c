@@ -59,10 +59,10 @@ ngx_http_agent_handler(ngx_http_request_t *r)
 
     static ngx_str_t  methods[] = {
         ngx_null_string,
-        ngx_string("POST, OPTIONS"),
-        ngx_string("GET, HEAD, OPTIONS"),
-        ngx_string("GET, HEAD, DELETE, OPTIONS"),
-        ngx_string("POST, OPTIONS")
+        ngx_string("POST"),
+        ngx_string("GET, HEAD"),
+        ngx_string("GET, HEAD, DELETE"),
+        ngx_string("POST")
     };
 
     /* a subrequest has passed no access phase of its own */
@@ -250,6 +250,7 @@ ngx_http_agent_route(ngx_http_request_t *r, ngx_agent_route_t *route)
     ngx_array_t                segments;
     ngx_uint_t                 raw;
     ngx_http_core_loc_conf_t  *clcf;
+    ngx_http_agent_loc_conf_t *alcf;
 
     ngx_memzero(route, sizeof(ngx_agent_route_t));
 
@@ -257,15 +258,9 @@ ngx_http_agent_route(ngx_http_request_t *r, ngx_agent_route_t *route)
 
     clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
 
-    /* in a regex, named or server-level location P is the whole path */
+    alcf = ngx_http_get_module_loc_conf(r, ngx_http_agent_module);
 
-#if (NGX_PCRE)
-    if (clcf->regex) {
-        return NGX_OK;
-    }
-#endif
-
-    if (clcf->named || clcf->name.len == 0 || clcf->name.data[0] != '/') {
+    if (alcf->whole) {
         return NGX_OK;
     }
 
@@ -281,13 +276,10 @@ ngx_http_agent_route(ngx_http_request_t *r, ngx_agent_route_t *route)
         return NGX_DECLINED;
     }
 
-    if (r->uri.len - prefix <= 1) {
-        return NGX_OK;
-    }
-
     /*
      * What follows P comes from the request line as long as nginx has not
-     * rewritten it, so that an id may hold an escaped slash.
+     * rewritten it, so that an id may hold an escaped slash.  A path that
+     * nginx had to normalise could mean two things.
      */
 
     if (ngx_array_init(&segments, r->pool, 8, sizeof(ngx_str_t)) != NGX_OK) {
@@ -366,6 +358,10 @@ ngx_http_agent_route(ngx_http_request_t *r, ngx_agent_route_t *route)
 
     if (s < last && last[-1].len == 0) {
         last--;
+    }
+
+    if (s == last) {
+        return NGX_OK;
     }
 
     if (last - s == 1 && s->len == 12
@@ -758,8 +754,9 @@ ngx_http_agent_start(ngx_http_request_t *r)
 
                 return ngx_http_agent_code(r, AGENT_CODE_BAD_REQUEST,
                                            "the thread id of \"agent_thread\" "
-                                           "must have 1 to 128 characters "
-                                           "and no control characters");
+                                           "must be UTF-8, 1 to 128 "
+                                           "characters, none of them a "
+                                           "control character");
             }
 
             if (ctx->thread_id.len
@@ -775,6 +772,8 @@ ngx_http_agent_start(ngx_http_request_t *r)
             ctx->thread_id = thread;
         }
     }
+
+    ctx->thread_named = (ctx->thread_id.len != 0);
 
     if (ctx->thread_id.len == 0
         && ngx_agent_random_id(r->pool, "", &ctx->thread_id) != NGX_OK)
@@ -812,7 +811,7 @@ ngx_http_agent_attach(ngx_http_request_t *r, ngx_http_agent_ctx_t *ctx,
         || ngx_memcmp(info->thread, ctx->thread_id.data, info->thread_len)
            != 0)
     {
-        if (ctx->input.thread_id.len) {
+        if (ctx->thread_named) {
             return ngx_http_agent_code(r, AGENT_CODE_RUN_ID_IN_USE,
                                        "runId belongs to a run of another "
                                        "thread");

@@ -14,6 +14,7 @@
 #define NGX_AGENT_REGISTRY_BUCKETS  8192        /* a power of two */
 #define NGX_AGENT_REGISTRY_RETAIN   (20 * 60 * 1000)
 #define NGX_AGENT_REGISTRY_STEPS    4
+#define NGX_AGENT_REGISTRY_SWEEP    256         /* buckets in one lock */
 
 
 struct ngx_agent_record_s {
@@ -25,8 +26,9 @@ struct ngx_agent_record_s {
     uint64_t             started;
     uint64_t             finished;
     agent_usage_t        usage;
-    ngx_pid_t            owner;
+    uint64_t             owner;           /* of the slot, while it lives */
     ngx_atomic_t         cancel;
+    uint16_t             slot;
     uint8_t              status;
     uint8_t              code;
     uint8_t              content;
@@ -38,6 +40,9 @@ struct ngx_agent_record_s {
 typedef struct {
     uint64_t             layout;
     uint64_t             generation;      /* never repeats, never goes back */
+    uint64_t             owners;          /* worker processes so far */
+    uint64_t             slots[NGX_MAX_PROCESSES];
+                                          /* their number, by process slot */
     ngx_queue_t          ended;
     ngx_agent_record_t  *buckets[NGX_AGENT_REGISTRY_BUCKETS];
 } ngx_agent_registry_t;
@@ -48,6 +53,7 @@ static ngx_int_t ngx_agent_registry_init_zone(ngx_shm_zone_t *shm_zone,
 
 static ngx_agent_registry_t  *ngx_agent_registry;
 static ngx_slab_pool_t       *ngx_agent_registry_pool;
+static uint64_t               ngx_agent_registry_owner;   /* this process */
 
 
 const char *
@@ -125,11 +131,37 @@ ngx_agent_registry_init_zone(ngx_shm_zone_t *shm_zone, void *data)
 }
 
 
+
+
+static void ngx_agent_registry_sweep(uint64_t owner);
+
+
 ngx_int_t
 ngx_agent_registry_init_process(ngx_http_agent_main_conf_t *amcf)
 {
+    uint64_t  before;
+
     ngx_agent_registry = amcf->zone->data;
     ngx_agent_registry_pool = (ngx_slab_pool_t *) amcf->zone->shm.addr;
+
+    /* the lock first: who reads our number must find it */
+
+    if (ngx_agent_slot_take(ngx_process_slot) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    ngx_shmtx_lock(&ngx_agent_registry_pool->mutex);
+
+    before = ngx_agent_registry->slots[ngx_process_slot];
+
+    ngx_agent_registry_owner = ++ngx_agent_registry->owners;
+    ngx_agent_registry->slots[ngx_process_slot] = ngx_agent_registry_owner;
+
+    ngx_shmtx_unlock(&ngx_agent_registry_pool->mutex);
+
+    if (before) {
+        ngx_agent_registry_sweep(before);
+    }
 
     return NGX_OK;
 }
@@ -158,6 +190,76 @@ ngx_agent_registry_lookup(const u_char *key)
     }
 
     return NULL;
+}
+
+
+/* the run's worker has died: the run is over, and says so */
+
+static void
+ngx_agent_registry_lost(ngx_agent_record_t *rec)
+{
+    rec->status = NGX_AGENT_RUN_ERROR;
+    rec->code = AGENT_CODE_WORKER_LOST;
+    rec->finished = ngx_agent_now();
+
+    ngx_queue_insert_head(&ngx_agent_registry->ended, &rec->queue);
+}
+
+
+/* all runs of a worker that has gone */
+
+static void
+ngx_agent_registry_sweep(uint64_t owner)
+{
+    ngx_uint_t           i, n, lost;
+    ngx_agent_record_t  *rec;
+
+    lost = 0;
+
+    for (i = 0; i < NGX_AGENT_REGISTRY_BUCKETS; /* void */ ) {
+
+        ngx_shmtx_lock(&ngx_agent_registry_pool->mutex);
+
+        for (n = 0; n < NGX_AGENT_REGISTRY_SWEEP; n++, i++) {
+            for (rec = ngx_agent_registry->buckets[i]; rec; rec = rec->next) {
+                if (rec->owner == owner
+                    && !ngx_agent_status_over(rec->status))
+                {
+                    ngx_agent_registry_lost(rec);
+                    lost++;
+                }
+            }
+        }
+
+        ngx_shmtx_unlock(&ngx_agent_registry_pool->mutex);
+    }
+
+    if (lost) {
+        ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0,
+                      "agent: %ui runs were lost with their worker process",
+                      lost);
+    }
+}
+
+
+/* a live record of a dead owner becomes one that is over */
+
+static void
+ngx_agent_registry_check(ngx_agent_record_t *rec)
+{
+    if (ngx_agent_status_over(rec->status)
+        || rec->owner == ngx_agent_registry_owner)
+    {
+        return;
+    }
+
+    if (ngx_agent_registry->slots[rec->slot] == rec->owner
+        && ngx_agent_slot_alive(rec->slot))
+    {
+        return;
+    }
+
+    ngx_agent_registry_lost(rec);
 }
 
 
@@ -217,7 +319,6 @@ ngx_agent_registry_copy(ngx_agent_record_t *rec, ngx_agent_run_info_t *info)
     info->usage = rec->usage;
     info->code = rec->code;
     info->content = rec->content;
-    info->local = (rec->owner == ngx_pid);
     info->thread_len = rec->thread_len;
     ngx_memcpy(info->thread, rec->thread, rec->thread_len);
 }
@@ -243,6 +344,7 @@ ngx_agent_registry_claim(const u_char *key, ngx_str_t *thread,
     rec = ngx_agent_registry_lookup(key);
 
     if (rec) {
+        ngx_agent_registry_check(rec);
         ngx_agent_registry_copy(rec, info);
 
         if (!ngx_agent_status_over(rec->status)) {
@@ -291,7 +393,8 @@ ngx_agent_registry_claim(const u_char *key, ngx_str_t *thread,
     rec->last_seq = (uint64_t) -1;
     rec->started = ngx_agent_now();
     rec->status = NGX_AGENT_RUN_QUEUED;
-    rec->owner = ngx_pid;
+    rec->owner = ngx_agent_registry_owner;
+    rec->slot = (uint16_t) ngx_process_slot;
     agent_usage_init(&rec->usage);
 
     bucket = ngx_agent_registry_bucket(key);
@@ -321,6 +424,7 @@ ngx_agent_registry_info(const u_char *key, ngx_agent_run_info_t *info)
     rec = ngx_agent_registry_lookup(key);
 
     if (rec) {
+        ngx_agent_registry_check(rec);
         ngx_agent_registry_copy(rec, info);
     }
 
@@ -339,6 +443,10 @@ ngx_agent_registry_cancel(const u_char *key)
     ngx_shmtx_lock(&ngx_agent_registry_pool->mutex);
 
     rec = ngx_agent_registry_lookup(key);
+
+    if (rec) {
+        ngx_agent_registry_check(rec);
+    }
 
     if (rec == NULL) {
         rc = NGX_DECLINED;

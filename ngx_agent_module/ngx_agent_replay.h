@@ -39,7 +39,6 @@ typedef struct {
     agent_usage_t                usage;
     ngx_uint_t                   code;           /* agent_code_t of an error */
     unsigned                     content:1;      /* something was said */
-    unsigned                     local:1;        /* lives in this worker */
     size_t                       thread_len;
     u_char                       thread[AGENT_ID_MAX * 4];
 } ngx_agent_run_info_t;
@@ -140,6 +139,13 @@ struct ngx_agent_reader_s {
 /* ngx_agent_local.c: registry in the module's zone, events in this worker */
 
 extern ngx_agent_store_t  ngx_agent_local_store;
+
+
+/* ngx_agent_slots.c: which worker processes are alive */
+
+ngx_int_t ngx_agent_slots_init_module(ngx_cycle_t *cycle);
+ngx_int_t ngx_agent_slot_take(ngx_uint_t slot);
+ngx_uint_t ngx_agent_slot_alive(ngx_uint_t slot);
 
 
 /* ngx_agent_registry.c: the module's own zone, seen by every worker */

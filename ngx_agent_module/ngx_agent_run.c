@@ -301,8 +301,10 @@ ngx_agent_run_dump(const char *p, size_t n, void *data)
 
 
 static void
-ngx_agent_run_keep_input(ngx_agent_run_t *run, agent_input_t *input)
+ngx_agent_run_keep_input(ngx_agent_run_t *run, agent_input_t *input,
+    u_char *seed)
 {
+    u_char      *p, id[48];
     size_t       i;
     agent_buf_t  b;
 
@@ -312,6 +314,20 @@ ngx_agent_run_keep_input(ngx_agent_run_t *run, agent_input_t *input)
 
         if (i) {
             agent_buf_add_char(&b, ',');
+        }
+
+        /* messages of a snapshot must have an id */
+
+        if (input->messages[i].id.len == 0) {
+            p = ngx_sprintf(id, "in_%*s_%uz", (size_t) 11, seed, i);
+
+            if (json_object_set_new(input->messages[i].json, "id",
+                                    json_stringn((char *) id, p - id))
+                != 0)
+            {
+                agent_buf_free(&b);
+                return;
+            }
         }
 
         if (json_dump_callback(input->messages[i].json, ngx_agent_run_dump,
@@ -416,7 +432,7 @@ ngx_agent_run_create(ngx_http_request_t *r, ngx_http_agent_ctx_t *ctx,
         goto failed;
     }
 
-    ngx_agent_run_keep_input(run, &ctx->input);
+    ngx_agent_run_keep_input(run, &ctx->input, seed);
 
     ngx_memzero(&conf, sizeof(agent_encoder_conf_t));
 

@@ -147,6 +147,7 @@ typedef struct {
     ngx_msec_t                   heartbeat;        /* 0: off */
     ngx_array_t                 *cors;             /* of ngx_str_t, or NULL */
     ngx_flag_t                   intercept_errors;
+    ngx_uint_t                   whole;            /* P is the whole path */
 } ngx_http_agent_loc_conf_t;
 
 
@@ -165,7 +166,7 @@ typedef struct {
     ngx_str_t                    body;
     ngx_str_t                    owner;
     unsigned                     owner_off:1;
-    unsigned                     input_parsed:1;
+    unsigned                     thread_named:1;   /* by the request */
     unsigned                     json:1;           /* a JSON answer is wanted */
 
     ngx_str_t                    run_id;

@@ -237,6 +237,21 @@ ngx_http_agent_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
         return NGX_CONF_ERROR;
     }
 
+    /*
+     * In a regex or named location P is the whole path, also inside an "if" of
+     * it, whose own configuration does not know what it stands in.
+     */
+
+    if (clcf->noname) {
+        conf->whole = prev->whole;
+
+    } else {
+        conf->whole = clcf->named;
+#if (NGX_PCRE)
+        conf->whole |= (clcf->regex != NULL);
+#endif
+    }
+
     /* inherited into "if" and "limit_except" as proxy_pass is */
 
     if (clcf->noname && conf->agent_name.data == NULL) {
@@ -429,11 +444,13 @@ ngx_http_agent_init_module(ngx_cycle_t *cycle)
 
     amcf = ngx_http_cycle_get_module_main_conf(cycle, ngx_http_agent_module);
 
-    if (amcf) {
-        ngx_agent_conf_check_env(cycle, amcf);
+    if (amcf == NULL) {
+        return NGX_OK;
     }
 
-    return NGX_OK;
+    ngx_agent_conf_check_env(cycle, amcf);
+
+    return ngx_agent_slots_init_module(cycle);
 }
 
 

@@ -762,6 +762,17 @@ agent_json_load(agent_str_t text, const agent_json_limits_t *limits,
 
     root = json_loadb(text.data, text.len,
                       JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
+
+    /* an integer beyond 64 bits is JSON all the same */
+
+    if (root == NULL &&
+        json_error_code(&error) == json_error_numeric_overflow) {
+        root = json_loadb(text.data, text.len,
+                          JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL |
+                              JSON_DECODE_INT_AS_REAL,
+                          &error);
+    }
+
     if (root == NULL) {
         agent_json_fault(&error, fault);
     }

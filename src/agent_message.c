@@ -158,6 +158,14 @@ agent_id_check(agent_str_t id)
     size_t i, n = 0;
     unsigned char c, before = 0;
 
+    if (id.len > AGENT_ID_MAX * 4) {
+        return "must have at most 128 characters";
+    }
+
+    if (agent_utf8_valid(id) != id.len) {
+        return "must be UTF-8";
+    }
+
     for (i = 0; i < id.len && n <= AGENT_ID_MAX; i++) {
         c = (unsigned char) id.data[i];
 

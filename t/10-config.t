@@ -175,8 +175,9 @@ sub local_api { return api($LOCAL, @_) }
 # that the others refer to.
 sub models {
     my $name = 'm';
-    return { models => join "\n",
-        map {"agent_model @{[ $name++ ]} { provider openai; model x; $_ }"} @_ };
+    return { models => join "\n", map {
+        "agent_model @{[ $name++ ]} { provider openai; model x; $_ }"
+    } @_ };
 }
 
 sub agents {
@@ -321,12 +322,14 @@ bad("duplicate agent_owner, $_->[0] and $_->[1]",
 
 # --- agent_pass and its locations ---------------------------------------------
 
-bad('unknown agent', { location => "agent_owner off;\n\nagent_pass nobody; #!" },
+bad('unknown agent',
+    { location => "agent_owner off;\n\nagent_pass nobody; #!" },
     qr/unknown agent "nobody" in "agent_pass".*"agent nobody \{ \}"/);
 bad('a variable for an agent',
     { location => "agent_owner off;\nagent_pass \$x; #!" },
     qr/unknown agent "\$x"/);
-bad('a model for an agent', { location => "agent_owner off;\nagent_pass m; #!" },
+bad('a model for an agent',
+    { location => "agent_owner off;\nagent_pass m; #!" },
     qr/unknown agent "m" in "agent_pass"/);
 bad('empty agent_pass', { location => "agent_owner off;\nagent_pass \"\"; #!" },
     qr/"agent_pass" directive needs the name of an agent/);
@@ -345,8 +348,9 @@ good('another handler in an if inside',
     { location => "agent_owner off;\nagent_pass a;\n"
         . 'if ($request_method = GET) { proxy_pass http://127.0.0.1:9; }' });
 warned('location =',
-    { locations => "location = /chat {\nagent_pass a; #!\nagent_owner off;\n}" },
-    qr{"location = /chat" reaches only the start of runs, use "location /chat"});
+    { locations => "location = /chat {\nagent_pass a; #!\n"
+        . "agent_owner off;\n}" },
+    qr{"location = /chat" reaches only the start of.*use "location /chat"});
 good('regex location', { locations => <<'EOF' });
 location ~ ^/threads/(?<thread>[^/]+)/chat$ {
     agent_thread $thread;
@@ -430,7 +434,7 @@ good('agent_owner off in http, a value in server',
 my $FORGED = qr/can be forged: the client sends it, use an identity/;
 
 warned("agent_owner $_", owner($_),
-    qr{"agent_owner \Q$_\E" $FORGED that nginx has checked, in location "/chat"})
+    qr{"agent_owner \Q$_\E" $FORGED that nginx has.* in location "/chat"})
     for qw($http_x_user $arg_user $cookie_session a-$arg_x-b $HTTP_X_USER
     $host/$cookie_x $remote_user$arg_x);
 warned('agent_owner ${http_x}', owner('${http_x}'), $FORGED);
@@ -455,7 +459,8 @@ warned('a forged owner in an if that inherits agent_pass',
         . "agent_owner \$http_x; #!\n}" },
     $FORGED);
 
-my $UNCHECKED = qr{can be forged: "auth_basic" does not check it in location "/chat"};
+my $UNCHECKED = qr{can be forged: "auth_basic" does not check it in location }
+    . qr{"/chat"};
 my $SATISFY = qr/can be forged: "satisfy any" lets it pass unchecked/;
 
 warned("$_ without auth_basic", owner($_), $UNCHECKED)
@@ -505,7 +510,7 @@ bad('missing key file', key("file:$dir/none"),
     qr{open\(\) "$dir/none" failed \(2: No such file});
 bad('missing relative key file', key('file:none'),
     qr{open\(\) "$dir/none" failed});
-bad('key file without a path', key('file:'), qr/"file:" needs a path behind it/);
+bad('key file without a path', key('file:'), qr/"file:" needs a path behind/);
 bad('key file that is a directory', key("file:$dir"),
     qr/"$dir" is not a regular file/);
 bad('key file that is a pipe', key('file:fifo'),
@@ -539,7 +544,7 @@ bad('variable of two lines', key('env:AGENT_T_LF'),
 bad('too long variable', key('env:AGENT_T_LONG'),
     qr/the environment variable "AGENT_T_LONG" is longer than 8192 bytes/);
 
-my $LOST = qr/"env:AGENT_T_KEY" is lost at a binary upgrade.*"env AGENT_T_KEY;"/;
+my $LOST = qr/"env:AGENT_T_KEY" is lost at a binary upgrade.*"env AGENT_T_KEY/;
 
 warned('env without "env NAME;"', key('env:AGENT_T_KEY'), $LOST);
 good('env with "env NAME;"',
@@ -578,8 +583,8 @@ bad("url $_->[0]", url($_->[0]), $_->[1])
         [ "ftp://u:$SECRET\@127.0.0.1",    qr/it must begin with/ ],
         [ "http://u:/$SECRET\@127.0.0.1/", qr/invalid port in url "\.\.\."/ ],
         [ "http:///v1?key=$SECRET",        qr{no host in url "http:///v1"} ],
-        [ "http://x:y/v1?key=$SECRET", qr{invalid port in url "http://x:y/v1"} ],
-        [ "127.0.0.1/v1?key=$SECRET",  qr{invalid url "127.0.0.1/v1"} ],
+        [ "http://x:y/v1?key=$SECRET",     qr{invalid port in .*x:y/v1"} ],
+        [ "127.0.0.1/v1?key=$SECRET",      qr{invalid url "127.0.0.1/v1"} ],
     );
 bad("url $_", url($_), qr{(?:no|invalid) host in url "\Q$_\E"})
     for qw(http:///v1 https:/// http://:8000/v1 http://[::1/v1);
@@ -719,7 +724,7 @@ bad("header $_", local_api("header $_ x; #!"),
     for qw(Host content-length Transfer-Encoding Connection Content-Type ACCEPT
     Accept-Encoding Content-Encoding Expect Upgrade TE Trailer);
 bad("header $_", local_api("header $_ x; #!"),
-    qr/invalid header name.*give name and value as two words: header Name value/)
+    qr/invalid header name.*name and value as two words: header Name value/)
     for 'X:', '"X: y"', '"X y"', '""', 'Xé', 'X()', '$x';
 bad('header without a value', local_api('header X; #!'),
     qr/invalid number of arguments in "header" directive/);
@@ -737,7 +742,8 @@ bad('header from a file of two lines', local_api('header X file:key-lines; #!'),
     qr/control characters are not allowed/);
 bad('header from a missing file', local_api('header X file:none; #!'),
     qr{open\(\) "$dir/none" failed});
-bad('header from an unset variable', local_api('header X env:AGENT_T_UNSET; #!'),
+bad('header from an unset variable',
+    local_api('header X env:AGENT_T_UNSET; #!'),
     qr/the environment variable "AGENT_T_UNSET" is not set/);
 warned('header from a file that everybody can read',
     local_api('header X file:key-open; #!'), qr/can be read by everybody/);
@@ -847,7 +853,7 @@ good('on_disconnect', agents(map {"on_disconnect $_;"}
         'continue', 'cancel', 'cancel after=0', 'cancel after=10s'));
 
 bad("client_tools $_", agent("client_tools $_"),
-    qr/invalid value "$_" in "client_tools" directive, it must be "on" or "off"/)
+    qr/invalid value "$_" in "client_tools" directive, it must be "on" or/)
     for qw(yes 1);
 
 bad("allow_override $_", agent("allow_override temperature $_"),
@@ -886,9 +892,9 @@ bad("agent_cors $_", location("agent_cors $_"),
     'http://a.example?x', 'http://a.example#x', 'http://a.example,',
     'http://a.example,http://b.example', 'null', '$http_origin', 'http://$host',
     'http://a.example:', 'http://a.example:0', 'http://a.example:65536',
-    'http://a.example:x', 'http://:80', 'http://[::1', 'http://é.example', '""',
+    'http://a.example:x', 'http://:80', 'http://[::1', 'http://é.example',
     '"http://a.example http://b.example"', 'off http://a.example',
-    'http://a.example off', 'http://a.example nonsense';
+    'http://a.example off', 'http://a.example nonsense', '""';
 good('agent_cors', locations(map {"agent_owner off; agent_cors $_;"}
     qw(off http://localhost:3000 HTTPS://App.Example.COM http://[::1]:3000
     https://app.example.com:443 capacitor://localhost
@@ -896,7 +902,7 @@ good('agent_cors', locations(map {"agent_owner off; agent_cors $_;"}
     'http://a.example http://b.example http://a.example'));
 
 bad("agent_intercept_errors $_", location("agent_intercept_errors $_"),
-    qr/invalid value "$_" in "agent_intercept_errors" directive, it must be "on"/)
+    qr/invalid value "$_" in "agent_intercept_errors" directive, it must be/)
     for qw(yes 1 404);
 good('the rest of location', locations(map {"agent_owner off; $_;"}
         'agent_intercept_errors on', 'agent_thread $arg_thread-$host',
@@ -940,7 +946,7 @@ bad("$_->[1] in $_->[0]", { $_->[0] => "$_->[2]; #!" }, qr/"$_->[1]" $NOT_HERE/)
         [ model    => agent_pass         => "provider echo;\nagent_pass a" ],
         [ model    => system             => "provider echo;\nsystem x" ],
         [ model    => memory             => "provider echo;\nmemory off" ],
-        [ model    => resolver           => "provider echo;\nresolver 127.0.0.1" ],
+        [ model    => resolver           => "provider echo;\nresolver ::1" ],
         [ location => model              => 'model m' ],
         [ location => key                => 'key file:key' ],
     );

@@ -215,10 +215,10 @@ sub reduce {
 
         if ($type eq 'MESSAGES_SNAPSHOT') {
             my %new = map { ($_->{id} // '' => $_) } @{ $e->{messages} };
-            my $thought = grep { $_->{role} eq 'reasoning' }
-                @{ $e->{messages} };
+            my %role = map { ($_->{role} => 1) } @{ $e->{messages} };
             @list = grep { $new{ $_->{id} }
-                || $_->{role} eq 'reasoning' && !$thought } @list;
+                || $_->{role} =~ /^(?:reasoning|activity)$/
+                && !$role{ $_->{role} } } @list;
             my %had = map { ($_->{id} => 1) } @list;
             @list = map { $new{ $_->{id} } // $_ } @list;
             push @list, grep { !$had{ $_->{id} // '' } } @{ $e->{messages} };
@@ -366,10 +366,11 @@ subtest 'joining' => sub {
         ok(said(@e)->{$kind} eq $want, '... the second has all')
             or diag length said(@e)->{$kind};
 
-        my ($snapshot) = grep { $_->{data}{type} eq 'MESSAGES_SNAPSHOT' } @e;
-        my %in = map { ($_->{id} => 1) } @{ $snapshot->{data}{messages} };
-        is(join(' ', grep { !$in{$_} } map { $_->{id} } @messages), '',
-            '... the snapshot has every message that the client sent');
+        my $held = { json => encode_json(
+            { type => 'MESSAGES_SNAPSHOT', messages => \@messages }) };
+        my %left = map { ($_->{id} => 1) } reduce($held, @e);
+        is(join(' ', grep { !$left{$_} } map { $_->{id} } @messages), '',
+            '... the client loses none of its messages');
         my @id = map { $_->{id} } @e;
         is(scalar(grep { defined && !/^\d+-\d+\z/ } @id), 0, '... ids');
         my ($last) = grep { defined $id[$_] } 0 .. $#id;

@@ -5,6 +5,7 @@
 #   make run       deps, build, nginx in the foreground on 127.0.0.1:8080
 #   make test      deps, lint, unit tests, then t/*.t with a real nginx
 #   make asan      the same tests with a sanitizer build of nginx
+#   make fuzz      libFuzzer on the core, FUZZ_SECONDS (60) for each target
 #   make install   copy the module into nginx's module directory
 #
 # NGINX_SRC=dir builds against an nginx source tree instead of nginx-dev.
@@ -38,7 +39,7 @@ UNIT_BINS := $(UNIT_SRCS:t/unit/%.c=$(BUILD)/unit/%.t)
 UNIT_ASAN := $(UNIT_SRCS:t/unit/%.c=$(BUILD)/unit-asan/%.t)
 
 .PHONY: all deps npm-deps run test test-core test-module asan soak lint fmt \
-        install clean
+        install clean fuzz fuzz-seeds
 
 all: $(MODULE)
 
@@ -48,7 +49,8 @@ DEB_BUILD := gcc make libc6-dev nginx nginx-dev libcurl4-openssl-dev \
              libjansson-dev libhiredis-dev libssl-dev zlib1g-dev \
              libpcre2-dev ca-certificates curl
 DEB_TEST  := perl libmojolicious-perl libio-socket-ssl-perl openssl \
-             clang-format cppcheck git dpkg-dev patch
+             clang-format cppcheck git dpkg-dev patch \
+             clang libclang-rt-14-dev
 
 deps:
 	@t/deps.sh $(DEB_BUILD) $(DEB_TEST)
@@ -145,6 +147,41 @@ asan: deps npm-deps
 
 soak: $(MODULE)
 	AGENT_SCALE=50 prove --timer -v -It/lib t/*.t
+
+# --- fuzzing ------------------------------------------------------------------
+
+# seconds for each target
+FUZZ_SECONDS ?= 60
+FUZZ_CC      ?= clang
+
+FUZZ_SRCS  := $(sort $(wildcard t/fuzz/fuzz_*.c))
+FUZZ_BINS  := $(FUZZ_SRCS:t/fuzz/%.c=$(BUILD)/fuzz/%)
+FUZZ_SEEDS := $(FUZZ_SRCS:t/fuzz/%.c=$(BUILD)/fuzz-seeds/%)
+FUZZ_CORE  := $(CORE_SRCS:src/%.c=$(BUILD)/fuzz/core/%.o)
+SEEDS_CORE := $(CORE_SRCS:src/%.c=$(BUILD)/fuzz-seeds/core/%.o)
+
+$(BUILD)/fuzz/core/%.o: src/%.c $(wildcard src/*.h)
+	@mkdir -p $(@D)
+	$(FUZZ_CC) $(ASAN_CFLAGS) -fsanitize=fuzzer-no-link -Isrc -c -o $@ $<
+
+$(BUILD)/fuzz/%: t/fuzz/%.c $(wildcard src/*.h t/unit/*.h) $(FUZZ_CORE)
+	$(FUZZ_CC) $(ASAN_CFLAGS) -fsanitize=fuzzer -Wno-conversion -Isrc -It/unit \
+	    -o $@ $< $(FUZZ_CORE) -ljansson -lm
+
+$(BUILD)/fuzz-seeds/core/%.o: src/%.c $(wildcard src/*.h)
+	@mkdir -p $(@D)
+	$(CC) $(ASAN_CFLAGS) -Isrc -c -o $@ $<
+
+$(BUILD)/fuzz-seeds/%: t/fuzz/%.c t/fuzz/main.c $(wildcard src/*.h t/unit/*.h) \
+                       $(SEEDS_CORE)
+	$(CC) $(ASAN_CFLAGS) -Wno-conversion -Isrc -It/unit -o $@ $< t/fuzz/main.c \
+	    $(SEEDS_CORE) -ljansson -lm
+
+fuzz-seeds: $(FUZZ_SEEDS)
+
+fuzz: deps
+	$(MAKE) $(FUZZ_BINS)
+	t/fuzz.sh $(BUILD)/fuzz $(FUZZ_SECONDS)
 
 lint:
 	clang-format --dry-run --Werror src/*.[ch] t/unit/*.[ch]

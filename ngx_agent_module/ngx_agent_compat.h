@@ -61,6 +61,12 @@ ngx_agent_auth_basic(ngx_conf_t *cf)
             return 0;
         }
 
+        /* without auth_basic_user_file, its second member, nothing is checked */
+
+        if (conf[1] == NULL || conf[1] == NGX_CONF_UNSET_PTR) {
+            return 0;
+        }
+
         return realm->lengths != NULL || realm->value.len != 3
                || ngx_strncmp(realm->value.data, "off", 3) != 0;
     }

@@ -294,13 +294,19 @@ ngx_http_agent_preflight(ngx_http_request_t *r)
     ngx_str_t                  *origin, *names;
     ngx_http_agent_loc_conf_t  *alcf;
 
-    if (r->method != NGX_HTTP_OPTIONS || r != r->main) {
+    alcf = ngx_http_get_module_loc_conf(r, ngx_http_agent_module);
+
+    if (alcf->cors == NULL || alcf->agent == NULL || r != r->main) {
         return NGX_DECLINED;
     }
 
-    alcf = ngx_http_get_module_loc_conf(r, ngx_http_agent_module);
+    /* from here on every answer gets the headers, also that of an error_page */
 
-    if (alcf->cors == NULL || alcf->agent == NULL) {
+    if (ngx_http_agent_get_ctx(r) == NULL) {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    if (r->method != NGX_HTTP_OPTIONS) {
         return NGX_DECLINED;
     }
 
@@ -370,6 +376,7 @@ static ngx_int_t
 ngx_http_agent_cors_filter(ngx_http_request_t *r)
 {
     ngx_str_t                  *origin;
+    ngx_http_agent_ctx_t       *ctx;
     ngx_http_agent_loc_conf_t  *alcf;
 
     if (r != r->main) {
@@ -377,6 +384,14 @@ ngx_http_agent_cors_filter(ngx_http_request_t *r)
     }
 
     alcf = ngx_http_get_module_loc_conf(r, ngx_http_agent_module);
+
+    if (alcf->agent == NULL) {
+        ctx = ngx_http_agent_find_ctx(r);
+
+        if (ctx) {
+            alcf = ctx->lcf;
+        }
+    }
 
     if (alcf->cors == NULL || alcf->agent == NULL) {
         return ngx_http_next_header_filter(r);

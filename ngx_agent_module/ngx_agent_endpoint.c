@@ -624,15 +624,6 @@ ngx_http_agent_read_body(ngx_http_request_t *r, ngx_str_t *body)
 
 
 static void
-ngx_http_agent_input_cleanup(void *data)
-{
-    ngx_http_agent_ctx_t *ctx = data;
-
-    agent_input_free(&ctx->input);
-}
-
-
-static void
 ngx_http_agent_body_handler(ngx_http_request_t *r)
 {
     ngx_int_t          rc;
@@ -681,7 +672,6 @@ ngx_http_agent_start(ngx_http_request_t *r)
     ngx_str_t                   thread;
     agent_fault_t               fault;
     agent_input_rules_t         rules;
-    ngx_pool_cleanup_t         *cln;
     ngx_http_agent_ctx_t       *ctx;
     ngx_http_agent_loc_conf_t  *alcf;
 
@@ -697,11 +687,6 @@ ngx_http_agent_start(ngx_http_request_t *r)
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
-    cln = ngx_pool_cleanup_add(r->pool, 0);
-    if (cln == NULL) {
-        return NGX_HTTP_INTERNAL_SERVER_ERROR;
-    }
-
     ngx_memzero(&rules, sizeof(agent_input_rules_t));
 
     rules.roles = alcf->agent->roles;
@@ -713,9 +698,6 @@ ngx_http_agent_start(ngx_http_request_t *r)
 
     rc = agent_input_parse(&ctx->input, body, &rules, &agent_alloc_libc,
                            &fault);
-
-    cln->handler = ngx_http_agent_input_cleanup;
-    cln->data = ctx;
 
     if (rc == AGENT_OK) {
         rc = agent_input_pair(&ctx->input, &fault);

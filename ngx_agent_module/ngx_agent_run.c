@@ -283,6 +283,7 @@ ngx_agent_run_request(ngx_agent_run_t *run, ngx_http_request_t *r,
 /*
  * A reader that has lost its place needs the request's messages once more, so
  * they are kept as long as they are small; dumping stops where they are not.
+ * They are kept as the client sent them: what a snapshot lacks, it deletes.
  */
 
 static int
@@ -306,11 +307,12 @@ ngx_agent_run_keep_input(ngx_agent_run_t *run, agent_input_t *input,
 {
     u_char      *p, id[48];
     size_t       i;
+    json_t      *message;
     agent_buf_t  b;
 
     agent_buf_init(&b, &agent_alloc_libc);
 
-    for (i = 0; i < input->nmessages; i++) {
+    json_array_foreach(input->sent, i, message) {
 
         if (i) {
             agent_buf_add_char(&b, ',');
@@ -318,10 +320,10 @@ ngx_agent_run_keep_input(ngx_agent_run_t *run, agent_input_t *input,
 
         /* messages of a snapshot must have an id */
 
-        if (input->messages[i].id.len == 0) {
+        if (json_object_get(message, "id") == NULL) {
             p = ngx_sprintf(id, "in_%*s_%uz", (size_t) 11, seed, i);
 
-            if (json_object_set_new(input->messages[i].json, "id",
+            if (json_object_set_new(message, "id",
                                     json_stringn((char *) id, p - id))
                 != 0)
             {
@@ -330,8 +332,7 @@ ngx_agent_run_keep_input(ngx_agent_run_t *run, agent_input_t *input,
             }
         }
 
-        if (json_dump_callback(input->messages[i].json, ngx_agent_run_dump,
-                               &b, JSON_COMPACT)
+        if (json_dump_callback(message, ngx_agent_run_dump, &b, JSON_COMPACT)
             != 0)
         {
             agent_buf_free(&b);

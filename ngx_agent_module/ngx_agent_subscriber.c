@@ -36,6 +36,7 @@ static void ngx_agent_subscriber_detach(ngx_agent_subscriber_t *s);
 static void ngx_agent_subscriber_finalize(ngx_agent_subscriber_t *s,
     ngx_int_t rc);
 static ngx_int_t ngx_agent_subscriber_head(ngx_agent_subscriber_t *s);
+static ngx_int_t ngx_agent_subscriber_attached(ngx_agent_subscriber_t *s);
 static void ngx_agent_subscriber_answer(ngx_agent_subscriber_t *s);
 static void ngx_agent_subscriber_stream(ngx_agent_subscriber_t *s);
 static ngx_int_t ngx_agent_subscriber_next(ngx_agent_subscriber_t *s,
@@ -465,11 +466,7 @@ ngx_agent_subscriber_head(ngx_agent_subscriber_t *s)
         return NGX_ERROR;
     }
 
-    ngx_str_set(&value, "1");
-
-    if (s->attached
-        && ngx_http_agent_add_header(r, "X-Agent-Attached", &value) != NGX_OK)
-    {
+    if (ngx_agent_subscriber_attached(s) != NGX_OK) {
         return NGX_ERROR;
     }
 
@@ -494,6 +491,19 @@ ngx_agent_subscriber_head(ngx_agent_subscriber_t *s)
 }
 
 
+static ngx_int_t
+ngx_agent_subscriber_attached(ngx_agent_subscriber_t *s)
+{
+    ngx_str_t  value = ngx_string("1");
+
+    if (!s->attached) {
+        return NGX_OK;
+    }
+
+    return ngx_http_agent_add_header(s->request, "X-Agent-Attached", &value);
+}
+
+
 static void
 ngx_agent_subscriber_answer(ngx_agent_subscriber_t *s)
 {
@@ -503,6 +513,11 @@ ngx_agent_subscriber_answer(ngx_agent_subscriber_t *s)
     const agent_fault_t  *fault;
 
     run = s->run;
+
+    if (ngx_agent_subscriber_attached(s) != NGX_OK) {
+        ngx_agent_subscriber_finalize(s, NGX_ERROR);
+        return;
+    }
 
     if (run->status == NGX_AGENT_RUN_ERROR) {
         fault = agent_encoder_fault(run->encoder);
@@ -514,6 +529,15 @@ ngx_agent_subscriber_answer(ngx_agent_subscriber_t *s)
 
         ngx_agent_subscriber_keep(s);
         rc = ngx_http_agent_error(s->request, fault);
+        ngx_agent_subscriber_finalize(s, rc);
+        return;
+    }
+
+    if (agent_encoder_trimmed(run->encoder)) {
+        ngx_agent_subscriber_keep(s);
+        rc = ngx_http_agent_code(s->request, AGENT_CODE_UPSTREAM_ERROR,
+                                 "the answer is too large for a JSON answer, "
+                                 "ask for a stream");
         ngx_agent_subscriber_finalize(s, rc);
         return;
     }

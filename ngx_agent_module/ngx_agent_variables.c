@@ -123,6 +123,11 @@ ngx_http_agent_variable(ngx_http_request_t *r, ngx_http_variable_value_t *v,
 
     if (data == NGX_AGENT_VAR_NAME) {
         alcf = ngx_http_get_module_loc_conf(r, ngx_http_agent_module);
+        ctx = ngx_http_agent_find_ctx(r->main);
+
+        if (ctx) {
+            alcf = ctx->lcf;
+        }
 
         if (alcf->agent == NULL) {
             v->not_found = 1;
@@ -138,7 +143,7 @@ ngx_http_agent_variable(ngx_http_request_t *r, ngx_http_variable_value_t *v,
         return NGX_OK;
     }
 
-    ctx = ngx_http_get_module_ctx(r->main, ngx_http_agent_module);
+    ctx = ngx_http_agent_find_ctx(r->main);
 
     if (ctx == NULL) {
         v->not_found = 1;

@@ -179,6 +179,8 @@ typedef struct {
     uint64_t                     events;
     const char                  *resume;
     ngx_agent_model_t           *model;
+
+    void                        *lcf;              /* of its location */
 } ngx_http_agent_ctx_t;
 
 
@@ -191,7 +193,11 @@ typedef struct {
 extern ngx_module_t  ngx_http_agent_module;
 extern ngx_module_t  ngx_agent_block_module;
 
+/* makes the context of a request that has come to a location of ours */
 ngx_http_agent_ctx_t *ngx_http_agent_get_ctx(ngx_http_request_t *r);
+
+/* finds it, also when error_page has sent the request elsewhere; NULL */
+ngx_http_agent_ctx_t *ngx_http_agent_find_ctx(ngx_http_request_t *r);
 
 /* ngx_agent_conf.c: the agent_model and agent blocks */
 

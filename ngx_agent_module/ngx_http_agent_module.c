@@ -127,9 +127,48 @@ ngx_module_t  ngx_http_agent_module = {
 };
 
 
+/*
+ * nginx forgets the contexts of a request that it sends elsewhere; a cleanup of
+ * the request's pool stays.
+ */
+
+static void
+ngx_http_agent_ctx_cleanup(void *data)
+{
+    ngx_http_agent_ctx_t *ctx = data;
+
+    if (ctx->input.alloc) {
+        agent_input_free(&ctx->input);
+    }
+}
+
+
+ngx_http_agent_ctx_t *
+ngx_http_agent_find_ctx(ngx_http_request_t *r)
+{
+    ngx_pool_cleanup_t    *cln;
+    ngx_http_agent_ctx_t  *ctx;
+
+    ctx = ngx_http_get_module_ctx(r, ngx_http_agent_module);
+
+    if (ctx || !(r->internal || r->filter_finalize || r->error_page)) {
+        return ctx;
+    }
+
+    for (cln = r->pool->cleanup; cln; cln = cln->next) {
+        if (cln->handler == ngx_http_agent_ctx_cleanup) {
+            return cln->data;
+        }
+    }
+
+    return NULL;
+}
+
+
 ngx_http_agent_ctx_t *
 ngx_http_agent_get_ctx(ngx_http_request_t *r)
 {
+    ngx_pool_cleanup_t    *cln;
     ngx_http_agent_ctx_t  *ctx;
 
     ctx = ngx_http_get_module_ctx(r, ngx_http_agent_module);
@@ -138,14 +177,21 @@ ngx_http_agent_get_ctx(ngx_http_request_t *r)
         return ctx;
     }
 
-    ctx = ngx_pcalloc(r->pool, sizeof(ngx_http_agent_ctx_t));
-    if (ctx == NULL) {
+    cln = ngx_pool_cleanup_add(r->pool, sizeof(ngx_http_agent_ctx_t));
+    if (cln == NULL) {
         return NULL;
     }
+
+    ctx = cln->data;
+
+    ngx_memzero(ctx, sizeof(ngx_http_agent_ctx_t));
+
+    cln->handler = ngx_http_agent_ctx_cleanup;
 
     ctx->input_tokens = -1;
     ctx->output_tokens = -1;
     ctx->first_token = -1;
+    ctx->lcf = ngx_http_get_module_loc_conf(r, ngx_http_agent_module);
 
     ngx_http_set_ctx(r, ctx, ngx_http_agent_module);
 

@@ -484,8 +484,10 @@ agent_answer_gist(const agent_answer_t *a)
     agent_str_t s = agent_buf_str(&a->body);
     size_t bom = agent_answer_bom(s);
 
-    s.data += bom;
-    s.len -= bom;
+    if (bom != 0) { /* data is NULL while nothing has come */
+        s.data += bom;
+        s.len -= bom;
+    }
 
     return agent_trim(s);
 }

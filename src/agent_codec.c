@@ -13,7 +13,7 @@
 static const agent_codec_t agent_codec_openai = {
     .name = agent_str("openai"),
     .url = agent_str("https://api.openai.com/v1"),
-    .model = agent_str(""),
+    .model = agent_str("gpt-5.4-nano"),
     .path = agent_str("/chat/completions"),
     .auth = agent_str("Authorization: Bearer "),
     .reserved = agent_chat_reserved,

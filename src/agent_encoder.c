@@ -600,6 +600,12 @@ agent_encoder_delta(agent_encoder_t *e, const agent_delta_t *d)
 
 /* --- what has been said --------------------------------------------------- */
 
+int
+agent_encoder_trimmed(const agent_encoder_t *e)
+{
+    return e->output.trimmed;
+}
+
 agent_run_outcome_t
 agent_encoder_outcome(const agent_encoder_t *e)
 {

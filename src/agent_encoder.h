@@ -80,6 +80,9 @@ const agent_fault_t *agent_encoder_fault(const agent_encoder_t *e);
 void agent_encoder_messages(const agent_encoder_t *e, agent_buf_t *b);
 void agent_encoder_text(const agent_encoder_t *e, agent_buf_t *b);
 
+/* 1 when max_output was passed: what is kept is not all that was said. */
+int agent_encoder_trimmed(const agent_encoder_t *e);
+
 /*
  * The JSON answer of a run that ended well: {"threadId","runId","status",
  * "text","messages":[...],"finishReason","outcome":{"type"},"usage"}; absent

@@ -33,6 +33,17 @@ agent_input_add(agent_input_t *in, agent_role_t role, json_t *json)
         return AGENT_NOMEM;
     }
 
+    if (in->sent != NULL && json_array_append(in->sent, json) != 0) {
+        json_decref(json);
+        return AGENT_NOMEM;
+    }
+
+    if (in->refused & AGENT_ROLE_BIT(role)) {
+        in->stripped++;
+        json_decref(json);
+        return AGENT_OK;
+    }
+
     /* the array has room for a power of two */
 
     if ((in->nmessages & (in->nmessages - 1)) == 0) {
@@ -70,36 +81,20 @@ agent_input_free(agent_input_t *in)
     agent_free(in->alloc, in->messages);
     agent_free(in->alloc, in->tools);
     agent_free(in->alloc, in->context);
+    json_decref(in->sent);
     json_decref(in->root);
 
     memset(in, 0, sizeof(agent_input_t));
 }
 
 static agent_rc_t
-agent_input_message(const agent_reader_t *r, json_t *json,
-                    const agent_where_t *where)
+agent_input_shape(const agent_reader_t *r, json_t *json, agent_role_t role,
+                  const agent_where_t *where)
 {
-    json_t *v;
-    agent_role_t role;
+    json_t *v = json_object_get(json, "parts");
     agent_str_t s = {"", 0};
-    static const agent_member_t any[] = {AGENT_MUST("role", STRING), AGENT_END};
-
-    if (!json_is_object(json) || !agent_json_str(json, "role", &s)) {
-        return agent_reader_members(r, json, where, any);
-    }
-
-    role = agent_role_parse(s);
-
-    if (role == AGENT_ROLE_UNKNOWN ||
-        !(r->rules->roles & AGENT_ROLE_BIT(role))) {
-        r->in->stripped++;
-        return AGENT_OK;
-    }
-
-    v = json_object_get(json, "parts");
 
     if (v != NULL && !json_is_null(v) && role != AGENT_ROLE_ACTIVITY) {
-        s.len = 0;
         (void) agent_json_str(json, "content", &s);
         v = json_object_get(json, "content");
 
@@ -112,6 +107,46 @@ agent_input_message(const agent_reader_t *r, json_t *json,
     }
 
     return agent_reader_message(r, json, role, where, "content");
+}
+
+static agent_rc_t
+agent_input_message(const agent_reader_t *r, json_t *json,
+                    const agent_where_t *where)
+{
+    unsigned refused = r->in->refused, stripped = r->in->stripped;
+    agent_rc_t rc;
+    agent_role_t role;
+    agent_str_t s = {"", 0};
+    static const agent_member_t any[] = {AGENT_MUST("role", STRING), AGENT_END};
+
+    if (!json_is_object(json) || !agent_json_str(json, "role", &s)) {
+        return agent_reader_members(r, json, where, any);
+    }
+
+    role = agent_role_parse(s);
+
+    if (role == AGENT_ROLE_UNKNOWN) {
+        r->in->stripped++;
+        return AGENT_OK;
+    }
+
+    if (!(refused & AGENT_ROLE_BIT(role))) {
+        return agent_input_shape(r, json, role, where);
+    }
+
+    /* nothing of it enters, whatever its parts are; and it is not judged */
+
+    r->in->refused = ~0u;
+    rc = agent_input_shape(r, json, role, where);
+    r->in->refused = refused;
+    r->in->stripped = stripped + 1;
+
+    if (rc == AGENT_INVALID) {
+        memset(r->fault, 0, sizeof(agent_fault_t));
+        return AGENT_OK;
+    }
+
+    return rc;
 }
 
 static agent_rc_t
@@ -257,6 +292,12 @@ agent_input_parse(agent_input_t *in, agent_str_t body,
     memset(in, 0, sizeof(agent_input_t));
     memset(fault, 0, sizeof(agent_fault_t));
     in->alloc = alloc;
+    in->refused = ~rules->roles;
+
+    in->sent = json_array();
+    if (in->sent == NULL) {
+        return AGENT_NOMEM;
+    }
 
     in->root = agent_json_load(body, &limits, fault);
 

@@ -58,7 +58,11 @@ int agent_id_is_plain(agent_str_t id);
 
 typedef struct {
     const agent_alloc_t *alloc;
-    json_t *root;          /* owned */
+    json_t *root; /* owned */
+    json_t *sent; /* owned: an array of all messages of known roles, normalised,
+                     as the client holds them: also of roles not accepted, and
+                     not touched by agent_input_pair() */
+    unsigned refused;      /* AGENT_ROLE_BIT()s whose messages do not enter */
     agent_str_t thread_id; /* empty when absent */
     agent_str_t run_id;
     agent_str_t parent_run_id;

@@ -348,6 +348,7 @@ agent_output_room(agent_output_t *o, agent_buf_t *text, size_t n)
 
     if (n > o->max - o->bytes) {
         keep = o->max - o->max / 4;
+        o->trimmed = 1;
         agent_output_trim(o, keep > n ? keep - n : 0);
     }
 

@@ -58,6 +58,7 @@ typedef struct {
 
     agent_buf_t strings; /* owns the next six, all escaped text */
     int legacy;
+    int trimmed; /* something has been dropped for max */
     agent_str_t thread_id;
     agent_str_t run_id;
     agent_str_t parent_run_id;

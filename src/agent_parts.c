@@ -118,11 +118,6 @@ agent_parts_result(agent_parts_t *p, json_t *id, json_t *value)
         return rc;
     }
 
-    if (!(p->r->rules->roles & AGENT_ROLE_BIT(AGENT_ROLE_TOOL))) {
-        p->r->in->stripped++;
-        return AGENT_OK;
-    }
-
     content = agent_parts_string(value, "");
     json = json_pack("{s:s,s:O,s:O}", "role", "tool", "toolCallId", id,
                      "content", content);

@@ -201,9 +201,8 @@ bad('no provider', { models => "agent_model m { #!\nmodel x;\n}" },
 bad('unknown provider', { model => 'provider anthropic;' },
     qr/unknown provider "anthropic", there are "openai", "echo"/);
 bad('empty provider', { model => 'provider "";' }, qr/unknown provider ""/);
-bad('openai without model',
-    { models => "agent_model m { #!\nprovider openai;\n$LOCAL\n}" },
-    qr/agent_model "m" has no "model"/);
+good('openai has a model of its own',
+    { models => "agent_model m {\nprovider openai;\n$LOCAL\n}" });
 bad('agent without model', { agents => "agent a { #!\nsystem x;\n}" },
     qr/agent "a" has no "model"/);
 bad('unknown model', { agent => 'model none;' },

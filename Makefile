@@ -157,12 +157,15 @@ FUZZ_CC      ?= clang
 FUZZ_SRCS  := $(sort $(wildcard t/fuzz/fuzz_*.c))
 FUZZ_BINS  := $(FUZZ_SRCS:t/fuzz/%.c=$(BUILD)/fuzz/%)
 FUZZ_SEEDS := $(FUZZ_SRCS:t/fuzz/%.c=$(BUILD)/fuzz-seeds/%)
-FUZZ_CORE  := $(CORE_SRCS:src/%.c=$(BUILD)/fuzz/core/%.o)
-SEEDS_CORE := $(CORE_SRCS:src/%.c=$(BUILD)/fuzz-seeds/core/%.o)
+FUZZ_CORE  := $(BUILD)/fuzz/core/libagent.a
+SEEDS_CORE := $(BUILD)/fuzz-seeds/core/libagent.a
 
 $(BUILD)/fuzz/core/%.o: src/%.c $(wildcard src/*.h)
 	@mkdir -p $(@D)
 	$(FUZZ_CC) $(ASAN_CFLAGS) -fsanitize=fuzzer-no-link -Isrc -c -o $@ $<
+
+$(FUZZ_CORE): $(CORE_SRCS:src/%.c=$(BUILD)/fuzz/core/%.o)
+	rm -f $@ && ar rcs $@ $^
 
 $(BUILD)/fuzz/%: t/fuzz/%.c $(wildcard src/*.h t/unit/*.h) $(FUZZ_CORE)
 	$(FUZZ_CC) $(ASAN_CFLAGS) -fsanitize=fuzzer -Wno-conversion -Isrc -It/unit \
@@ -171,6 +174,9 @@ $(BUILD)/fuzz/%: t/fuzz/%.c $(wildcard src/*.h t/unit/*.h) $(FUZZ_CORE)
 $(BUILD)/fuzz-seeds/core/%.o: src/%.c $(wildcard src/*.h)
 	@mkdir -p $(@D)
 	$(CC) $(ASAN_CFLAGS) -Isrc -c -o $@ $<
+
+$(SEEDS_CORE): $(CORE_SRCS:src/%.c=$(BUILD)/fuzz-seeds/core/%.o)
+	rm -f $@ && ar rcs $@ $^
 
 $(BUILD)/fuzz-seeds/%: t/fuzz/%.c t/fuzz/main.c $(wildcard src/*.h t/unit/*.h) \
                        $(SEEDS_CORE)

@@ -61,7 +61,7 @@ ngx_agent_auth_basic(ngx_conf_t *cf)
             return 0;
         }
 
-        /* without auth_basic_user_file, its second member, nothing is checked */
+        /* its second member: without a user file nothing is checked */
 
         if (conf[1] == NULL || conf[1] == NGX_CONF_UNSET_PTR) {
             return 0;

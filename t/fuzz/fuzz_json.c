@@ -92,7 +92,7 @@ check_escaped(agent_str_t s)
     assert(rc == (escaped ? AGENT_OK : AGENT_INVALID));
     assert(b.len >= 1 && b.data[0] == 'x' && (escaped || b.len == 1));
 
-    if (escaped) {
+    if (escaped && s.len != 0) { /* "s" of an empty buffer is NULL */
         plain.data = b.data + 1;
         plain.len = b.len - 1;
         assert(plain.len == json_string_length(v));

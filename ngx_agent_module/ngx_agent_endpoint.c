@@ -82,6 +82,10 @@ ngx_http_agent_handler(ngx_http_request_t *r)
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
+    /* nothing here has an ETag or a date that a precondition could be about */
+
+    r->disable_not_modified = 1;
+
     rc = ngx_http_agent_owner_value(r, alcf, ctx);
 
     if (rc == NGX_DECLINED) {

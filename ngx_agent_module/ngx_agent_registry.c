@@ -8,12 +8,15 @@
 #include "ngx_http_agent.h"
 #include "ngx_agent_replay.h"
 
+#include <openssl/rand.h>
+
 
 #define NGX_AGENT_REGISTRY_SIZE     (16 * 1024 * 1024)
 #define NGX_AGENT_REGISTRY_LAYOUT   1
 #define NGX_AGENT_REGISTRY_BUCKETS  8192        /* a power of two */
 #define NGX_AGENT_REGISTRY_RETAIN   (20 * 60 * 1000)
 #define NGX_AGENT_REGISTRY_STEPS    4
+#define NGX_AGENT_REGISTRY_TRIES    32
 #define NGX_AGENT_REGISTRY_SWEEP    256         /* buckets in one lock */
 
 
@@ -40,6 +43,7 @@ struct ngx_agent_record_s {
 typedef struct {
     uint64_t             layout;
     uint64_t             generation;      /* never repeats, never goes back */
+    uint64_t             secret[2];       /* of the buckets */
     uint64_t             owners;          /* worker processes so far */
     uint64_t             slots[NGX_MAX_PROCESSES];
                                           /* their number, by process slot */
@@ -109,6 +113,12 @@ ngx_agent_registry_init_zone(ngx_shm_zone_t *shm_zone, void *data)
         return NGX_ERROR;
     }
 
+    if (RAND_bytes((u_char *) reg->secret, sizeof(reg->secret)) != 1) {
+        return NGX_ERROR;
+    }
+
+    reg->secret[0] |= 1;
+    reg->secret[1] |= 1;
     reg->layout = NGX_AGENT_REGISTRY_LAYOUT;
     reg->generation = ngx_agent_now();
     ngx_queue_init(&reg->ended);
@@ -170,11 +180,18 @@ ngx_agent_registry_init_process(ngx_http_agent_main_conf_t *amcf)
 static ngx_agent_record_t **
 ngx_agent_registry_bucket(const u_char *key)
 {
-    uint32_t  n;
+    uint64_t               n[2];
+    ngx_agent_registry_t  *reg;
 
-    ngx_memcpy(&n, key, sizeof(uint32_t));
+    reg = ngx_agent_registry;
 
-    return &ngx_agent_registry->buckets[n & (NGX_AGENT_REGISTRY_BUCKETS - 1)];
+    /* clients choose ids and so keys, but not what falls into one bucket */
+
+    ngx_memcpy(n, key, sizeof(n));
+
+    n[0] = (n[0] * reg->secret[0] + n[1] * reg->secret[1]) >> 32;
+
+    return &reg->buckets[n[0] & (NGX_AGENT_REGISTRY_BUCKETS - 1)];
 }
 
 
@@ -368,7 +385,7 @@ ngx_agent_registry_claim(const u_char *key, ngx_str_t *thread,
 
         rec = ngx_slab_alloc_locked(ngx_agent_registry_pool, size);
 
-        if (rec || tries == NGX_AGENT_REGISTRY_STEPS) {
+        if (rec || tries == NGX_AGENT_REGISTRY_TRIES) {
             break;
         }
 

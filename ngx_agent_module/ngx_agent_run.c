@@ -5,10 +5,11 @@
 #include "ngx_agent_transfer.h"
 
 
-#define NGX_AGENT_TICK        100
-#define NGX_AGENT_INPUT_KEPT  (256 * 1024)
-#define NGX_AGENT_MAX_EVENT   (256 * 1024)
-#define NGX_AGENT_BUCKETS     1024
+#define NGX_AGENT_TICK          100
+#define NGX_AGENT_INPUT_KEPT    (256 * 1024)
+#define NGX_AGENT_MAX_EVENT     (256 * 1024)
+#define NGX_AGENT_BUCKETS       1024
+#define NGX_AGENT_WAKE_READERS  64
 
 
 static void ngx_agent_run_call(ngx_agent_run_t *run);
@@ -282,18 +283,61 @@ ngx_agent_run_request(ngx_agent_run_t *run, ngx_http_request_t *r,
 
 /*
  * A reader that has lost its place needs the request's messages once more, so
- * they are kept as long as they are small; dumping stops where they are not.
- * They are kept as the client sent them: what a snapshot lacks, it deletes.
+ * they are kept, as they came, as long as they are small.  They are the ones
+ * that the client sent, not the ones that the model got: what a snapshot lacks,
+ * the client deletes.
  */
+
+static void
+ngx_agent_run_keep_input(ngx_agent_run_t *run, ngx_str_t *body)
+{
+    agent_str_t  messages;
+
+    if (agent_json_find(ngx_agent_str(body), AGENT_STR("messages"), &messages)
+        != AGENT_OK
+        || messages.len > NGX_AGENT_INPUT_KEPT)
+    {
+        return;
+    }
+
+    run->sent.data = ngx_pnalloc(run->pool, messages.len);
+
+    if (run->sent.data) {
+        ngx_memcpy(run->sent.data, messages.data, messages.len);
+        run->sent.len = messages.len;
+    }
+}
+
+
+/* messages of a snapshot must have an id; it is the same in each snapshot */
+
+static ngx_int_t
+ngx_agent_run_message_id(ngx_agent_run_t *run, json_t *message, size_t i)
+{
+    u_char  *p, id[64];
+
+    if (json_object_get(message, "id")) {
+        return NGX_OK;
+    }
+
+    p = ngx_sprintf(id, "in_%*s_%uz", (size_t) NGX_AGENT_RUN_SEED_CHARS,
+                    run->seed, i);
+
+    if (json_object_set_new(message, "id",
+                            json_stringn((char *) id, p - id))
+        != 0)
+    {
+        return NGX_ERROR;
+    }
+
+    return NGX_OK;
+}
+
 
 static int
 ngx_agent_run_dump(const char *p, size_t n, void *data)
 {
     agent_buf_t *b = data;
-
-    if (b->len + n > NGX_AGENT_INPUT_KEPT) {
-        return -1;
-    }
 
     agent_buf_add(b, p, n);
 
@@ -301,54 +345,82 @@ ngx_agent_run_dump(const char *p, size_t n, void *data)
 }
 
 
-static void
-ngx_agent_run_keep_input(ngx_agent_run_t *run, agent_input_t *input,
-    u_char *seed)
-{
-    u_char      *p, id[48];
-    size_t       i;
-    json_t      *message;
-    agent_buf_t  b;
+/*
+ * The messages of the request as a JSON array without its brackets, for a
+ * prelude: made when the first reader needs it.  NGX_DECLINED: they were not
+ * kept.
+ */
 
+ngx_int_t
+ngx_agent_run_input(ngx_agent_run_t *run, agent_str_t *messages)
+{
+    size_t                i;
+    json_t               *message;
+    ngx_int_t             rc;
+    agent_buf_t           b;
+    agent_input_t         input;
+    agent_fault_t         fault;
+    agent_input_rules_t   rules;
+
+    if (run->input.len) {
+        *messages = agent_buf_str(&run->input);
+        return NGX_OK;
+    }
+
+    if (run->sent.len == 0) {
+        return NGX_DECLINED;
+    }
+
+    ngx_memzero(&input, sizeof(agent_input_t));
     agent_buf_init(&b, &agent_alloc_libc);
 
-    json_array_foreach(input->sent, i, message) {
+    agent_buf_add_lit(&b, "{\"messages\":");
+    agent_buf_add(&b, run->sent.data, run->sent.len);
+    agent_buf_add_char(&b, '}');
 
-        if (i) {
-            agent_buf_add_char(&b, ',');
-        }
+    /* it was accepted once; every role is the client's to hold */
 
-        /* messages of a snapshot must have an id */
+    ngx_memzero(&rules, sizeof(agent_input_rules_t));
 
-        if (json_object_get(message, "id") == NULL) {
-            p = ngx_sprintf(id, "in_%*s_%uz", (size_t) 11, seed, i);
+    rules.roles = ~0u;
 
-            if (json_object_set_new(message, "id",
-                                    json_stringn((char *) id, p - id))
-                != 0)
+    rc = NGX_ERROR;
+
+    if (agent_buf_ok(&b)
+        && agent_input_parse(&input, agent_buf_str(&b), &rules,
+                             &agent_alloc_libc, &fault)
+           == AGENT_OK)
+    {
+        rc = NGX_OK;
+
+        json_array_foreach(input.sent, i, message) {
+
+            if (i) {
+                agent_buf_add_char(&run->input, ',');
+            }
+
+            if (ngx_agent_run_message_id(run, message, i) != NGX_OK
+                || json_dump_callback(message, ngx_agent_run_dump,
+                                      &run->input, JSON_COMPACT)
+                   != 0)
             {
-                agent_buf_free(&b);
-                return;
+                rc = NGX_ERROR;
+                break;
             }
         }
-
-        if (json_dump_callback(message, ngx_agent_run_dump, &b, JSON_COMPACT)
-            != 0)
-        {
-            agent_buf_free(&b);
-            return;
-        }
     }
 
-    run->input.data = ngx_pnalloc(run->pool, b.len);
-
-    if (run->input.data && agent_buf_ok(&b)) {
-        ngx_memcpy(run->input.data, b.data, b.len);
-        run->input.len = b.len;
-        run->input_kept = 1;
-    }
-
+    agent_input_free(&input);
     agent_buf_free(&b);
+
+    if (rc != NGX_OK) {
+        agent_buf_free(&run->input);
+        return NGX_ERROR;
+    }
+
+    *messages = agent_buf_str(&run->input);
+
+    return NGX_OK;
 }
 
 
@@ -357,7 +429,6 @@ ngx_agent_run_create(ngx_http_request_t *r, ngx_http_agent_ctx_t *ctx,
     ngx_http_agent_loc_conf_t *lcf, ngx_agent_log_t *log,
     agent_fault_t *fault)
 {
-    u_char                     seed[NGX_AGENT_SEED_CHARS];
     ngx_int_t                  rc;
     ngx_pool_t                *pool;
     ngx_agent_run_t           *run;
@@ -404,6 +475,7 @@ ngx_agent_run_create(ngx_http_request_t *r, ngx_http_agent_ctx_t *ctx,
     ngx_memcpy(run->key, ctx->key, NGX_AGENT_KEY_LEN);
     ngx_queue_init(&run->subscribers);
     agent_buf_init(&run->body, &agent_alloc_libc);
+    agent_buf_init(&run->input, &agent_alloc_libc);
 
     run->log = ngx_palloc(pool, sizeof(ngx_log_t));
 
@@ -411,7 +483,7 @@ ngx_agent_run_create(ngx_http_request_t *r, ngx_http_agent_ctx_t *ctx,
         || ngx_agent_copy(pool, &run->id, &ctx->run_id) != NGX_OK
         || ngx_agent_copy(pool, &run->thread, &ctx->thread_id) != NGX_OK
         || ngx_agent_run_log_ids(run) != NGX_OK
-        || ngx_agent_random(seed, 8) != NGX_OK)
+        || ngx_agent_random(run->seed, 8) != NGX_OK)
     {
         goto failed;
     }
@@ -433,15 +505,15 @@ ngx_agent_run_create(ngx_http_request_t *r, ngx_http_agent_ctx_t *ctx,
         goto failed;
     }
 
-    ngx_agent_run_keep_input(run, &ctx->input, seed);
+    ngx_agent_run_keep_input(run, &ctx->body);
 
     ngx_memzero(&conf, sizeof(agent_encoder_conf_t));
 
     conf.thread_id = ngx_agent_str(&run->thread);
     conf.run_id = ngx_agent_str(&run->id);
     conf.parent_run_id = ctx->input.parent_run_id;
-    conf.seed.data = (char *) seed;
-    conf.seed.len = 11;                    /* 8 bytes as base64url */
+    conf.seed.data = (char *) run->seed;
+    conf.seed.len = NGX_AGENT_RUN_SEED_CHARS;
     conf.provider = run->model->codec->name;
     conf.model = ngx_agent_str(&run->model->model);
     conf.legacy = ctx->input.legacy;
@@ -931,38 +1003,56 @@ ngx_agent_run_last_resort(ngx_agent_run_t *run, const agent_fault_t *fault)
 void
 ngx_agent_run_wake(ngx_agent_run_t *run)
 {
+    run->news = 1;
+
     if (!run->wake.posted) {
         ngx_post_event(&run->wake, &ngx_posted_events);
     }
 }
 
 
+/*
+ * Tells a bounded number of subscribers in one turn of the loop; "partial" runs
+ * go on in the next, news of meanwhile are told to all once more.
+ */
+
 static void
 ngx_agent_run_wake_handler(ngx_event_t *ev)
 {
+    ngx_uint_t               n;
     ngx_queue_t             *q;
     ngx_agent_run_t         *run;
     ngx_agent_subscriber_t  *s;
 
     run = ev->data;
 
-    run->store->publish(run->events, run->has_first);
+    if (!run->partial) {
+        run->news = 0;
+        run->store->publish(run->events, run->has_first);
 
-    for (q = ngx_queue_head(&run->subscribers);
-         q != ngx_queue_sentinel(&run->subscribers);
-         q = ngx_queue_next(q))
-    {
-        s = ngx_queue_data(q, ngx_agent_subscriber_t, queue);
-        s->dirty = 1;
+        for (q = ngx_queue_head(&run->subscribers);
+             q != ngx_queue_sentinel(&run->subscribers);
+             q = ngx_queue_next(q))
+        {
+            s = ngx_queue_data(q, ngx_agent_subscriber_t, queue);
+            s->dirty = 1;
+        }
     }
+
+    run->partial = 0;
 
     /* a pump may take any subscriber out of the list and put new ones in */
 
-    while (!ngx_queue_empty(&run->subscribers)) {
+    for (n = 0; !ngx_queue_empty(&run->subscribers); n++) {
         q = ngx_queue_head(&run->subscribers);
         s = ngx_queue_data(q, ngx_agent_subscriber_t, queue);
 
         if (!s->dirty) {
+            break;
+        }
+
+        if (n == NGX_AGENT_WAKE_READERS) {
+            run->partial = 1;
             break;
         }
 
@@ -977,6 +1067,10 @@ ngx_agent_run_wake_handler(ngx_event_t *ev)
     if (run->state == NGX_AGENT_OVER && run->nsubscribers == 0) {
         ngx_agent_run_free(run);
         return;
+    }
+
+    if ((run->partial || run->news) && !run->wake.posted) {
+        ngx_post_event(&run->wake, &ngx_posted_next_events);
     }
 
     run->store->trim(run->events);
@@ -1042,6 +1136,7 @@ ngx_agent_run_free(ngx_agent_run_t *run)
     agent_answer_destroy(run->answer);
     agent_encoder_destroy(run->encoder);
     agent_buf_free(&run->body);
+    agent_buf_free(&run->input);
 
     ngx_destroy_pool(run->pool);
 }

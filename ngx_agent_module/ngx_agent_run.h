@@ -13,6 +13,10 @@
 #include "ngx_agent_transfer.h"
 
 
+/* characters of 8 random bytes: they make the ids of a run's messages */
+#define NGX_AGENT_RUN_SEED_CHARS  11
+
+
 /*
  *   CREATED -> WAITING -> CALLING -> OVER
  *           \------------^------------^
@@ -56,7 +60,9 @@ struct ngx_agent_run_s {
     ngx_resolver_t              *resolver;
     ngx_msec_t                   resolver_timeout;
 
-    ngx_str_t                    input;        /* messages for a prelude */
+    ngx_str_t                    sent;         /* the client's messages */
+    agent_buf_t                  input;        /* the same, for preludes */
+    u_char                       seed[NGX_AGENT_SEED_CHARS];
 
     ngx_queue_t                  subscribers;
     ngx_uint_t                   nsubscribers;
@@ -69,8 +75,9 @@ struct ngx_agent_run_s {
     unsigned                     has_first:1;
     unsigned                     has_left:1;
     unsigned                     inflight:1;
-    unsigned                     input_kept:1;
     unsigned                     in_queue:1;   /* of model->waiting */
+    unsigned                     news:1;       /* since the last wake */
+    unsigned                     partial:1;    /* not all were told yet */
 };
 
 
@@ -91,6 +98,9 @@ void ngx_agent_run_start(ngx_agent_run_t *run);
 
 /* a live run, or one that still has readers, of this worker; NULL */
 ngx_agent_run_t *ngx_agent_run_find(const u_char *key);
+
+/* the client's messages, for a prelude: NGX_OK, NGX_DECLINED: not kept */
+ngx_int_t ngx_agent_run_input(ngx_agent_run_t *run, agent_str_t *messages);
 
 void ngx_agent_run_cancel(ngx_agent_run_t *run);
 void ngx_agent_run_fail(ngx_agent_run_t *run, const agent_fault_t *fault);
@@ -113,6 +123,7 @@ struct ngx_agent_subscriber_s {
     ngx_http_request_t          *request;
     ngx_agent_run_t             *run;          /* NULL: detached */
     ngx_http_agent_loc_conf_t   *lcf;
+    ngx_http_agent_ctx_t        *ctx;          /* r->ctx may be forgotten */
 
     ngx_agent_reader_t           reader;
     agent_open_t                 open;         /* what its client has open */

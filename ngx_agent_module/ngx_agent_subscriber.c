@@ -14,6 +14,7 @@
 #define NGX_AGENT_SPARE        64
 #define NGX_AGENT_WAKE_BYTES   (64 * 1024)
 #define NGX_AGENT_HEAD_DELAY   1000
+#define NGX_AGENT_PRELUDES     (64 * 1024 * 1024)
 
 
 typedef struct {
@@ -45,9 +46,15 @@ static ngx_int_t ngx_agent_subscriber_prelude(ngx_agent_subscriber_t *s,
     ngx_uint_t inplace);
 static void ngx_agent_subscriber_last_word(ngx_agent_subscriber_t *s,
     agent_code_t code, const char *message);
+static void ngx_agent_subscriber_drop_prelude(ngx_agent_subscriber_t *s);
 static void ngx_agent_subscriber_write_handler(ngx_http_request_t *r);
 static void ngx_agent_subscriber_timer_handler(ngx_event_t *ev);
 static void ngx_agent_subscriber_more_handler(ngx_event_t *ev);
+
+
+/* bytes of preludes on their way, in this worker */
+
+static size_t  ngx_agent_preludes;
 
 
 /* --- blocks: memory of the bytes on their way, given back when sent ----- */
@@ -172,6 +179,7 @@ ngx_agent_subscriber_attach(ngx_http_request_t *r, ngx_agent_run_t *run,
     }
 
     s->request = r;
+    s->ctx = ctx;
     s->run = run;
     s->lcf = ngx_http_get_module_loc_conf(r, ngx_http_agent_module);
     s->json = json;
@@ -246,8 +254,7 @@ ngx_agent_subscriber_keep(ngx_agent_subscriber_t *s)
     ngx_http_agent_ctx_t  *ctx;
 
     run = s->run;
-    ctx = ngx_http_get_module_ctx(s->request, ngx_http_agent_module);
-
+    ctx = s->ctx;
     usage = agent_encoder_usage(run->encoder);
 
     ctx->input_tokens = usage->input;
@@ -287,8 +294,7 @@ ngx_agent_subscriber_keep(ngx_agent_subscriber_t *s)
 static void
 ngx_agent_subscriber_detach(ngx_agent_subscriber_t *s)
 {
-    ngx_agent_run_t       *run;
-    ngx_http_agent_ctx_t  *ctx;
+    ngx_agent_run_t  *run;
 
     run = s->run;
 
@@ -299,9 +305,7 @@ ngx_agent_subscriber_detach(ngx_agent_subscriber_t *s)
     ngx_agent_subscriber_keep(s);
 
     s->run = NULL;
-
-    ctx = ngx_http_get_module_ctx(s->request, ngx_http_agent_module);
-    ctx->subscriber = NULL;
+    s->ctx->subscriber = NULL;
 
     if (s->timer.timer_set) {
         ngx_del_timer(&s->timer);
@@ -317,6 +321,16 @@ ngx_agent_subscriber_detach(ngx_agent_subscriber_t *s)
     }
 
     ngx_agent_run_leave(run, s);
+}
+
+
+static void
+ngx_agent_subscriber_drop_prelude(ngx_agent_subscriber_t *s)
+{
+    ngx_agent_preludes -= s->prelude.cap;
+
+    agent_buf_free(&s->prelude);
+    s->prelude_sent = 0;
 }
 
 
@@ -337,7 +351,7 @@ ngx_agent_subscriber_cleanup(void *data)
         ngx_agent_block_free(cl->buf);
     }
 
-    agent_buf_free(&s->prelude);
+    ngx_agent_subscriber_drop_prelude(s);
     agent_open_free(&s->open);
 }
 
@@ -726,8 +740,7 @@ again:
         s->prelude_sent += n;
 
         if (s->prelude_sent == s->prelude.len) {
-            agent_buf_free(&s->prelude);
-            s->prelude_sent = 0;
+            ngx_agent_subscriber_drop_prelude(s);
 
             if (s->last_word) {
                 s->terminal = 1;
@@ -844,16 +857,24 @@ ngx_agent_subscriber_prelude(ngx_agent_subscriber_t *s, ngx_uint_t inplace)
     size_t                n, tail;
     uint64_t              seq;
     agent_rc_t            rc;
+    agent_str_t           input;
     agent_buf_t           out;
     ngx_agent_run_t      *run;
     ngx_agent_prelude_t   p;
 
     run = s->run;
 
-    if (!run->input_kept) {
+    if (ngx_agent_run_input(run, &input) != NGX_OK) {
         ngx_agent_subscriber_last_word(s, AGENT_CODE_GAP,
                                        "events were lost and the request was "
                                        "too large to be kept for a snapshot");
+        return NGX_OK;
+    }
+
+    if (ngx_agent_preludes > NGX_AGENT_PRELUDES) {
+        ngx_agent_subscriber_last_word(s, AGENT_CODE_GAP,
+                                       "events were lost and too many readers "
+                                       "wait for a snapshot");
         return NGX_OK;
     }
 
@@ -874,8 +895,8 @@ ngx_agent_subscriber_prelude(ngx_agent_subscriber_t *s, ngx_uint_t inplace)
     if (rc == AGENT_OK) {
         p.open = &s->open;
 
-        rc = agent_encoder_prelude(run->encoder, ngx_agent_str(&run->input),
-                                   (int) inplace, ngx_agent_prelude_frame, &p);
+        rc = agent_encoder_prelude(run->encoder, input, (int) inplace,
+                                   ngx_agent_prelude_frame, &p);
     }
 
     if (rc != AGENT_OK || seq == 0) {
@@ -905,11 +926,12 @@ ngx_agent_subscriber_prelude(ngx_agent_subscriber_t *s, ngx_uint_t inplace)
         out.len += n + 5;
     }
 
-    agent_buf_free(&s->prelude);
+    ngx_agent_subscriber_drop_prelude(s);
 
     s->prelude = out;
-    s->prelude_sent = 0;
     s->begun = 1;
+
+    ngx_agent_preludes += out.cap;
 
     run->store->seek(run->events, &s->reader, seq);
 
@@ -925,8 +947,7 @@ ngx_agent_subscriber_last_word(ngx_agent_subscriber_t *s, agent_code_t code,
 {
     agent_str_t  text;
 
-    agent_buf_free(&s->prelude);
-    s->prelude_sent = 0;
+    ngx_agent_subscriber_drop_prelude(s);
 
     agent_buf_add_lit(&s->prelude,
                       "data: {\"type\":\"RUN_ERROR\",\"message\":");
@@ -942,6 +963,8 @@ ngx_agent_subscriber_last_word(ngx_agent_subscriber_t *s, agent_code_t code,
     agent_json_quote(&s->prelude, text);
 
     agent_buf_add_lit(&s->prelude, "}\n\n");
+
+    ngx_agent_preludes += s->prelude.cap;
 
     s->last_word = 1;
 }
@@ -961,12 +984,13 @@ ngx_agent_subscriber_write_handler(ngx_http_request_t *r)
     c = r->connection;
     wev = c->write;
 
-    ctx = ngx_http_get_module_ctx(r, ngx_http_agent_module);
-    s = ctx->subscriber;
+    ctx = ngx_http_agent_find_ctx(r);
 
-    if (s == NULL) {
+    if (ctx == NULL || ctx->subscriber == NULL) {
         return;
     }
+
+    s = ctx->subscriber;
 
     if (wev->timedout) {
         ngx_log_error(NGX_LOG_INFO, c->log, NGX_ETIMEDOUT,

@@ -12,6 +12,7 @@ typedef struct {
     const agent_alloc_t *alloc;
     agent_buf_t text; /* scratch */
     agent_chat_calls_t calls;
+    agent_chat_form_t form; /* of the last text chunk */
 
     int64_t choice;        /* the one that is followed */
     agent_usage_t usage;   /* the last one given */
@@ -562,9 +563,16 @@ agent_chat_event(void *dec, const agent_sse_event_t *ev)
     agent_chat_t *c = dec;
     agent_chat_scan_t scan;
 
-    if (c->done || ev->error || ev->type.len != 0 ||
-        agent_chat_scan(ev->data, &scan) != AGENT_OK) {
+    if (c->done || ev->error || ev->type.len != 0) {
         return agent_chat_event_tree(c, ev);
+    }
+
+    if (agent_chat_form_match(&c->form, ev->data, &scan) != AGENT_OK) {
+        if (agent_chat_scan(ev->data, &scan) != AGENT_OK) {
+            return agent_chat_event_tree(c, ev);
+        }
+
+        agent_chat_form_learn(&c->form, ev->data, &scan);
     }
 
     if (!agent_chat_follows(c, 0)) {

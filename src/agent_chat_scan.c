@@ -405,3 +405,56 @@ agent_chat_scan(agent_str_t data, agent_chat_scan_t *scan)
 
     return AGENT_OK;
 }
+
+void
+agent_chat_form_learn(agent_chat_form_t *form, agent_str_t data,
+                      const agent_chat_scan_t *scan)
+{
+    const agent_str_t *text;
+
+    form->head = 0;
+    form->reasoning = scan->text.len == 0;
+
+    text = form->reasoning ? &scan->reasoning : &scan->text;
+
+    if (text->len == 0 || data.len - text->len > AGENT_CHAT_FORM) {
+        return;
+    }
+
+    form->head = (size_t) (text->data - data.data);
+    form->tail = data.len - text->len - form->head;
+
+    memcpy(form->bytes, data.data, form->head);
+    memcpy(form->bytes + form->head, text->data + text->len, form->tail);
+}
+
+agent_rc_t
+agent_chat_form_match(const agent_chat_form_t *form, agent_str_t data,
+                      agent_chat_scan_t *scan)
+{
+    agent_str_t text;
+
+    if (form->head == 0 || data.len < form->head + form->tail ||
+        memcmp(data.data, form->bytes, form->head) != 0 ||
+        memcmp(data.data + data.len - form->tail, form->bytes + form->head,
+               form->tail) != 0) {
+        return AGENT_DECLINED;
+    }
+
+    text.data = data.data + form->head;
+    text.len = data.len - form->head - form->tail;
+
+    if (!agent_json_is_escaped(text)) {
+        return AGENT_DECLINED;
+    }
+
+    memset(scan, 0, sizeof(agent_chat_scan_t));
+
+    if (form->reasoning) {
+        scan->reasoning = text;
+    } else {
+        scan->text = text;
+    }
+
+    return AGENT_OK;
+}

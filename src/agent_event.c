@@ -195,13 +195,27 @@ agent_cursor_parse(agent_str_t s, agent_cursor_t *c)
 static char *
 agent_cursor_digits(char *p, uint64_t n)
 {
+    static const char pairs[] =
+        "0001020304050607080910111213141516171819202122232425262728293031323334"
+        "3536373839404142434445464748495051525354555657585960616263646566676869"
+        "707172737475767778798081828384858687888990919293949596979899";
     char tmp[20], *first = tmp + sizeof(tmp);
     size_t len;
 
-    do {
-        *--first = (char) ('0' + n % 10);
-        n /= 10;
-    } while (n != 0);
+    /* every frame has a cursor, so this counts */
+
+    while (n >= 100) {
+        first -= 2;
+        memcpy(first, pairs + n % 100 * 2, 2);
+        n /= 100;
+    }
+
+    if (n >= 10) {
+        first -= 2;
+        memcpy(first, pairs + n * 2, 2);
+    } else {
+        *--first = (char) ('0' + n);
+    }
 
     len = (size_t) (tmp + sizeof(tmp) - first);
     memcpy(p, first, len);

@@ -1076,4 +1076,24 @@ subtest 'variables' => sub {
     logs('page-named', http => 418, finish => 'bad_request');
 };
 
+# Preconditions are about an ETag or a date, and a run has neither: nginx's
+# filter would answer 304 or 412 and forget the request's context.
+subtest 'preconditions' => sub {
+    for my $h (['if-match' => '"x"'], ['if-none-match' => '*'],
+        ['if-unmodified-since' => 'Mon, 01 Jan 2001 00:00:00 GMT'],
+        ['if-modified-since' => 'Mon, 01 Jan 2001 00:00:00 GMT'],
+        [range => 'bytes=0-5'])
+    {
+        my $r = $t->post_run({}, path => '/chat', headers => [@$h]);
+        is($r->{status}, 200, "$h->[0]: a stream");
+        check_run($r->events, name => "... whole");
+        $r = $t->post_run({}, path => '/chat', accept => 'application/json',
+            headers => [@$h]);
+        is($r->{status}, 200, '... a JSON answer');
+        is($r->json->{status}, 'finished', '... whole');
+        $r = $t->request(GET => '/chat/capabilities', [@$h], '');
+        is($r->{status}, 200, '... capabilities');
+    }
+};
+
 $t->done;

@@ -20,13 +20,19 @@ if [ $# -eq 0 ]; then
     done
 fi
 
+# The words of the formats: the literals of the sources, the keys of the seeds.
+mkdir -p "$dir/corpus" "$dir/found"
+export LC_ALL=C
+cat src/*.c t/fuzz/corpus/*/* | grep -aoE '"[A-Za-z_]{2,24}"' | sort -u \
+    >"$dir/words.dict"
+
 run() {
     local name=$1 log="$dir/$1.log" found
 
-    mkdir -p "$dir/corpus/$name" "$dir/found"
+    mkdir -p "$dir/corpus/$name"
 
     if "$dir/$name" -max_total_time="$seconds" -max_len=16384 -timeout=10 \
-        -rss_limit_mb=2048 -print_final_stats=1 \
+        -rss_limit_mb=2048 -print_final_stats=1 -dict="$dir/words.dict" \
         -artifact_prefix="$dir/found/$name-" \
         "$dir/corpus/$name" "t/fuzz/corpus/$name" >"$log" 2>&1
     then

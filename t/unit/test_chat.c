@@ -1090,6 +1090,94 @@ recorded(agent_buf_t *chunks, size_t n, const char *folder)
     return n;
 }
 
+/* A chunk that a form accepts is one that the scanner accepts, alike. */
+static int
+form_agrees(const agent_chat_form_t *form, agent_str_t data, size_t *matched)
+{
+    agent_chat_scan_t a, b;
+
+    if (agent_chat_form_match(form, data, &a) != AGENT_OK) {
+        return 1;
+    }
+
+    ++*matched;
+
+    return agent_chat_scan(data, &b) == AGENT_OK &&
+           agent_str_eq(a.text, b.text) &&
+           agent_str_eq(a.reasoning, b.reasoning);
+}
+
+/* Chunks around a form: its own with another text, and what mutations make. */
+static void
+test_form(const agent_buf_t *chunks, size_t n)
+{
+    static const char *const texts[] = {"",
+                                        "x",
+                                        "\\n",
+                                        "\\",
+                                        "\"",
+                                        "\\\"",
+                                        "\\u00e9",
+                                        "\\ud83d",
+                                        "\\ude00",
+                                        "\\ud83d\\ude00",
+                                        "\xc3\xa9",
+                                        "\xc3",
+                                        "\x01",
+                                        "\",\"x\":\"",
+                                        "\"}}],\"a\":[{\"b\":{\"c\":\"",
+                                        "\\u12",
+                                        "\\x"};
+    size_t i, k, forms = 0, matched = 0, wrong = 0;
+    agent_buf_t b;
+    agent_str_t data, text;
+    agent_chat_scan_t scan;
+    agent_chat_form_t form;
+
+    for (i = 0; i < n; i++) {
+        data = agent_buf_str(&chunks[i]);
+
+        if (agent_chat_scan(data, &scan) != AGENT_OK) {
+            continue;
+        }
+
+        agent_chat_form_learn(&form, data, &scan);
+
+        if (form.head == 0) {
+            continue;
+        }
+
+        forms++;
+        text = scan.text.len != 0 ? scan.text : scan.reasoning;
+
+        for (k = 0; k < sizeof(texts) / sizeof(texts[0]) + 20; k++) {
+            agent_buf_init(&b, &agent_alloc_libc);
+
+            if (k < sizeof(texts) / sizeof(texts[0])) {
+                agent_buf_add(&b, data.data, (size_t) (text.data - data.data));
+                agent_buf_add(&b, texts[k], strlen(texts[k]));
+                agent_buf_add(&b, text.data + text.len,
+                              (size_t) (data.data + data.len - text.data) -
+                                  text.len);
+
+            } else {
+                agent_buf_add_str(&b, data);
+                mutate(&b, chunks, n);
+            }
+
+            if (!form_agrees(&form, agent_buf_str(&b), &matched) &&
+                wrong++ < 5) {
+                printf("# form differs: %.*s\n", (int) b.len, b.data);
+            }
+
+            agent_buf_free(&b);
+        }
+    }
+
+    ok(wrong == 0 && forms > 10 && matched > forms * 5,
+       "forms agree with the scanner: %zu forms, %zu matches", forms, matched);
+}
+
 static void
 test_differential(void)
 {
@@ -1154,6 +1242,8 @@ test_differential(void)
        "scanner and tree agree on %d mutated chunks, %zu accepted", MUTATIONS,
        accepted);
     printf("# %zu of %zu chunks are for the scanner\n", plain, n);
+
+    test_form(chunks, n);
 
     for (i = 0; i < n; i++) {
         agent_buf_free(&chunks[i]);

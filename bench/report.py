@@ -1,0 +1,48 @@
+#!/usr/bin/env python3
+"""Tables from results/RIG.WORKLOAD.json: medians over rounds, per upstream token, with ratios to an anchor."""
+import json, glob, os, sys, statistics as st
+D = sys.argv[1] if len(sys.argv) > 1 else sys.exit('usage: report.py results/DATE')
+ANCHOR = os.environ.get('ANCHOR', 'nginx-proxy-1w-ka')
+TOK = {'W1': 500, 'W1b': 500, 'W2l': 50, 'W2a': 50, 'W2b': 50, 'W2c': 50, 'W3': 10, 'W6': 3}
+ORDER = ['direct', 'floor', 'nginx-proxy-1w', 'nginx-proxy-1w-ka', 'agent']
+R = {}
+for f in glob.glob(D + '/*.W*.json'):
+    rig, w = os.path.basename(f)[:-5].rsplit('.', 1)
+    R.setdefault(w, {})[rig] = [json.loads(l) for l in open(f) if l.strip()]
+key = lambda r: (ORDER.index(r) if r in ORDER else -1, r)
+def med(rows, fn): return st.median(fn(d) for d in rows)
+def rng(rows, fn): v = [fn(d) for d in rows]; return '' if len(v) < 2 else ' (%s-%s)' % (sig(min(v)), sig(max(v)))
+def sig(x): return '%.0f' % x if abs(x) >= 100 else '%.1f' % x if abs(x) >= 10 else '%.2f' % x
+def table(head, rows):
+    print('| ' + ' | '.join(head) + ' |\n|' + ' --- |' * len(head))
+    for r in rows: print('| ' + ' | '.join(r) + ' |')
+    print()
+for w in ('W1', 'W1b', 'W2l', 'W2a', 'W2b', 'W2c', 'W3'):
+    if w not in R: continue
+    cpu = lambda d: d['server']['cpu_s'] * 1e6 / (d['ok'] * TOK[w]) if d['ok'] else 0
+    a = R[w].get(ANCHOR); ac = med(a, cpu) if a else None
+    rate = lambda d: d['ok'] * TOK[w] / d['wall_s']
+    ar = med(a, rate) if a else None
+    print('### %s\n' % w)
+    rows = []
+    for rig in sorted(R[w], key=key):
+        x = R[w][rig]; c = med(x, cpu)
+        row = [rig, str(len(x)), '%d / %d' % (sum(d['ok'] for d in x), sum(d['failed'] for d in x)), sig(med(x, rate) / 1000) + ' k' + rng(x, lambda d: rate(d) / 1000)]
+        if w == 'W3': row += [sig(med(x, lambda d: d['requests_per_s'])), sig(med(x, lambda d: d['server']['cpu_us_per_request']))]
+        else: row += [sig(c) + rng(x, cpu)]
+        row += [(sig(c / ac) + 'x' if ac and c else '')]
+        if w in ('W1', 'W1b', 'W3'): row += [sig(med(x, lambda d: d['first_content']['p50'])), sig(med(x, lambda d: d['total']['p50'])), sig(med(x, lambda d: d['total']['p99']))]
+        else: row += [sig(med(x, lambda d: d['latency']['p50'])), sig(med(x, lambda d: d['latency']['p99'])), sig(med(x, lambda d: d['latency']['p999'])), sig(med(x, lambda d: d['total']['p50']))]
+        row += [sig(med(x, lambda d: d['server']['rss_per_stream_kib'])), '%.1f' % med(x, lambda d: d['machine']['noise_s'] / d['wall_s'])]
+        rows.append(row)
+    head = ['rig', 'runs', 'ok / failed', 'tokens/s']
+    head += ['requests/s', 'CPU us/request'] if w == 'W3' else ['CPU-s per M tokens']
+    head += ['CPU vs ' + ANCHOR]
+    head += ['first token p50 ms', 'whole p50 ms', 'whole p99 ms'] if w in ('W1', 'W1b', 'W3') else ['event latency p50 ms', 'p99 ms', 'p99.9 ms', 'whole p50 ms']
+    head += ['RSS KiB/stream', 'noise cores']
+    table(head, rows)
+if 'W6' in R:
+    print('### W6 idle memory\n')
+    table(['rig', 'open streams', 'RSS before MiB', 'RSS idle MiB', 'KiB per idle stream'],
+          [[r, str(R['W6'][r][-1]['peak_active']), sig(med(R['W6'][r], lambda d: d['server']['rss_before_kib'] / 1024)), sig(med(R['W6'][r], lambda d: d['server']['rss_idle_kib'] / 1024)),
+            sig(med(R['W6'][r], lambda d: (d['server']['rss_idle_kib'] - d['server']['rss_before_kib']) / d['peak_active']))] for r in sorted(R['W6'], key=key)])

@@ -49,13 +49,30 @@ static const ngx_agent_transfer_handlers_t  ngx_agent_run_handlers = {
 static ngx_queue_t  ngx_agent_runs;
 static ngx_queue_t  ngx_agent_buckets[NGX_AGENT_BUCKETS];
 static ngx_event_t  ngx_agent_ticker;
+static ngx_msec_t   ngx_agent_tick;
+static ngx_msec_t   ngx_agent_shutdown;      /* after this time of exiting */
 static ngx_msec_t   ngx_agent_exiting_since;
 
 
 ngx_int_t
 ngx_agent_run_init_process(ngx_cycle_t *cycle)
 {
-    ngx_uint_t  i;
+    ngx_uint_t        i;
+    ngx_msec_t        t;
+    ngx_core_conf_t  *ccf;
+
+    ccf = (ngx_core_conf_t *) ngx_get_conf(cycle->conf_ctx, ngx_core_module);
+
+    /* runs end before nginx itself cuts their clients off */
+
+    t = ccf->shutdown_timeout;
+
+    ngx_agent_shutdown = (t > 2000) ? t - 1000 : t / 2;
+    ngx_agent_tick = NGX_AGENT_TICK;
+
+    if (t && t < 4 * NGX_AGENT_TICK) {
+        ngx_agent_tick = ngx_max(t / 4, 1);
+    }
 
     ngx_queue_init(&ngx_agent_runs);
 
@@ -545,7 +562,7 @@ ngx_agent_run_create(ngx_http_request_t *r, ngx_http_agent_ctx_t *ctx,
     /* not cancelable: a worker that is asked to quit drains its runs first */
 
     if (!ngx_agent_ticker.timer_set) {
-        ngx_add_timer(&ngx_agent_ticker, NGX_AGENT_TICK);
+        ngx_add_timer(&ngx_agent_ticker, ngx_agent_tick);
     }
 
     return run;
@@ -1144,26 +1161,6 @@ ngx_agent_run_free(ngx_agent_run_t *run)
 
 /* --- the tick: deadlines, cancels from elsewhere, shutdown -------------- */
 
-static ngx_msec_t
-ngx_agent_shutdown_after(void)
-{
-    ngx_msec_t        t;
-    ngx_core_conf_t  *ccf;
-
-    ccf = (ngx_core_conf_t *) ngx_get_conf(ngx_cycle->conf_ctx,
-                                           ngx_core_module);
-    t = ccf->shutdown_timeout;
-
-    if (t == 0) {
-        return 0;
-    }
-
-    /* before nginx itself cuts the clients off */
-
-    return (t > 2000) ? t - 1000 : t / 2;
-}
-
-
 static void
 ngx_agent_run_check(ngx_agent_run_t *run, ngx_uint_t shutdown)
 {
@@ -1215,7 +1212,6 @@ ngx_agent_run_check(ngx_agent_run_t *run, ngx_uint_t shutdown)
 static void
 ngx_agent_run_tick(ngx_event_t *ev)
 {
-    ngx_msec_t        after;
     ngx_uint_t        shutdown;
     ngx_queue_t      *q, *next;
     ngx_agent_run_t  *run;
@@ -1223,13 +1219,17 @@ ngx_agent_run_tick(ngx_event_t *ev)
     shutdown = 0;
 
     if (ngx_exiting) {
+
+        /* it may have begun just after the last tick */
+
         if (ngx_agent_exiting_since == 0) {
-            ngx_agent_exiting_since = ngx_current_msec;
+            ngx_agent_exiting_since = ngx_current_msec - ngx_agent_tick;
         }
 
-        after = ngx_agent_shutdown_after();
-
-        if (after && ngx_current_msec - ngx_agent_exiting_since >= after) {
+        if (ngx_agent_shutdown
+            && ngx_current_msec - ngx_agent_exiting_since
+               >= ngx_agent_shutdown)
+        {
             shutdown = 1;
         }
     }
@@ -1247,6 +1247,6 @@ ngx_agent_run_tick(ngx_event_t *ev)
     }
 
     if (!ngx_queue_empty(&ngx_agent_runs)) {
-        ngx_add_timer(ev, NGX_AGENT_TICK);
+        ngx_add_timer(ev, ngx_agent_tick);
     }
 }

@@ -39,6 +39,7 @@ static void ngx_agent_subscriber_finalize(ngx_agent_subscriber_t *s,
 static ngx_int_t ngx_agent_subscriber_head(ngx_agent_subscriber_t *s);
 static ngx_int_t ngx_agent_subscriber_attached(ngx_agent_subscriber_t *s);
 static void ngx_agent_subscriber_answer(ngx_agent_subscriber_t *s);
+static void ngx_agent_subscriber_write(ngx_agent_subscriber_t *s);
 static void ngx_agent_subscriber_stream(ngx_agent_subscriber_t *s);
 static ngx_int_t ngx_agent_subscriber_next(ngx_agent_subscriber_t *s,
     ngx_chain_t **out);
@@ -374,8 +375,29 @@ ngx_agent_subscriber_finalize(ngx_agent_subscriber_t *s, ngx_int_t rc)
 
 /* --- writing ------------------------------------------------------------ */
 
+/*
+ * Called from events that are not the request's own, where nobody else gives
+ * subrequests their turn: a filter may have posted one and the stream waits for
+ * it.
+ */
+
 void
 ngx_agent_subscriber_pump(ngx_agent_subscriber_t *s)
+{
+    ngx_connection_t  *c;
+
+    c = s->request->connection;
+
+    ngx_agent_subscriber_write(s);
+
+    /* the request may be gone, its connection says so */
+
+    ngx_http_run_posted_requests(c);
+}
+
+
+static void
+ngx_agent_subscriber_write(ngx_agent_subscriber_t *s)
 {
     ngx_int_t  rc;
 
@@ -1026,7 +1048,7 @@ ngx_agent_subscriber_more_handler(ngx_event_t *ev)
 
     run = s->run;
 
-    ngx_agent_subscriber_stream(s);
+    ngx_agent_subscriber_pump(s);
 
     /* what was read can be freed, and the run, if this was its last reader */
 
@@ -1088,5 +1110,5 @@ ngx_agent_subscriber_timer_handler(ngx_event_t *ev)
 
     s->sent = ngx_current_msec;
 
-    ngx_agent_subscriber_stream(s);
+    ngx_agent_subscriber_pump(s);
 }

@@ -11,6 +11,9 @@
 #define NGX_AGENT_LINGER        1000
 #define NGX_AGENT_LINGER_BYTES  (64 * 1024)
 #define NGX_AGENT_HEAD_MAX      (64 * 1024)
+#define NGX_AGENT_CURL_BUFFER   2048
+#define NGX_AGENT_TYPE_MAX      96
+#define NGX_AGENT_RETRY_MAX     32
 
 
 /*
@@ -54,7 +57,8 @@ struct ngx_agent_transfer_s {
     ngx_str_t                            type;
     ngx_str_t                            retry_after;
     ngx_str_t                            retry_after_ms;
-    u_char                               text[256 + 64 + 64];
+    u_char                               text[NGX_AGENT_TYPE_MAX
+                                              + 2 * NGX_AGENT_RETRY_MAX];
     char                                 error[CURL_ERROR_SIZE];
 
     unsigned                             ending:1;/* in ngx_agent_ends */
@@ -594,6 +598,10 @@ ngx_agent_curl_setup(ngx_agent_transfer_t *t)
     ngx_agent_set(CURLOPT_PREREQDATA, t);
     ngx_agent_set(CURLOPT_ERRORBUFFER, t->error);
 
+    /* a quiet stream holds this buffer, a busy one fills it often enough */
+
+    ngx_agent_set(CURLOPT_BUFFERSIZE, (long) NGX_AGENT_CURL_BUFFER);
+
     ngx_agent_set(CURLOPT_NOSIGNAL, 1L);
     ngx_agent_set(CURLOPT_FOLLOWLOCATION, 0L);
     ngx_agent_set(CURLOPT_PROXY, "");
@@ -779,7 +787,7 @@ ngx_agent_curl_header(char *line, size_t size, size_t n, void *data)
     ngx_agent_transfer_t *t = data;
 
     long     status;
-    u_char  *p, *end;
+    u_char  *p, *to, *end;
 
     ngx_agent_curl_alive(t);
 
@@ -818,13 +826,17 @@ ngx_agent_curl_header(char *line, size_t size, size_t n, void *data)
     }
 
     if (end != p) {
+        to = t->text + NGX_AGENT_TYPE_MAX;
+
         (void) (ngx_agent_curl_value(p, end, "Content-Type", &t->type,
-                                     t->text, 256)
+                                     t->text, NGX_AGENT_TYPE_MAX)
                 || ngx_agent_curl_value(p, end, "Retry-After",
-                                        &t->retry_after, t->text + 256, 64)
+                                        &t->retry_after, to,
+                                        NGX_AGENT_RETRY_MAX)
                 || ngx_agent_curl_value(p, end, "Retry-After-Ms",
                                         &t->retry_after_ms,
-                                        t->text + 320, 64));
+                                        to + NGX_AGENT_RETRY_MAX,
+                                        NGX_AGENT_RETRY_MAX));
         return n;
     }
 

@@ -666,6 +666,28 @@ ngx_http_agent_run_key(ngx_http_request_t *r, ngx_str_t *id)
 }
 
 
+/* the parsed body goes when the run has begun, its ids stay */
+
+static ngx_int_t
+ngx_http_agent_copy_id(ngx_http_request_t *r, ngx_str_t *dst, agent_str_t *src)
+{
+    if (src->len == 0) {
+        ngx_str_null(dst);
+        return NGX_OK;
+    }
+
+    dst->data = ngx_pnalloc(r->pool, src->len);
+    if (dst->data == NULL) {
+        return NGX_ERROR;
+    }
+
+    ngx_memcpy(dst->data, src->data, src->len);
+    dst->len = src->len;
+
+    return NGX_OK;
+}
+
+
 /* NGX_DONE: somebody else finalizes the request now */
 
 static ngx_int_t
@@ -726,8 +748,13 @@ ngx_http_agent_start(ngx_http_request_t *r)
     /* the thread: a place in the URL wins, another one in the body is a
      * mistake */
 
-    ctx->thread_id.data = (u_char *) ctx->input.thread_id.data;
-    ctx->thread_id.len = ctx->input.thread_id.len;
+    if (ngx_http_agent_copy_id(r, &ctx->thread_id, &ctx->input.thread_id)
+        != NGX_OK
+        || ngx_http_agent_copy_id(r, &ctx->run_id, &ctx->input.run_id)
+           != NGX_OK)
+    {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
 
     if (alcf->thread) {
         if (ngx_http_complex_value(r, alcf->thread, &thread) != NGX_OK) {
@@ -766,9 +793,6 @@ ngx_http_agent_start(ngx_http_request_t *r)
     {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
-
-    ctx->run_id.data = (u_char *) ctx->input.run_id.data;
-    ctx->run_id.len = ctx->input.run_id.len;
 
     if (ctx->run_id.len == 0
         && ngx_agent_random_id(r->pool, "", &ctx->run_id) != NGX_OK)
@@ -817,7 +841,9 @@ ngx_http_agent_attach(ngx_http_request_t *r, ngx_http_agent_ctx_t *ctx,
     run = ngx_agent_run_find(ctx->key);
 
     if (run) {
+        agent_input_free(&ctx->input);
         ngx_agent_subscriber_attach(r, run, ctx->json, 1);
+
         return NGX_DONE;
     }
 
@@ -879,6 +905,8 @@ ngx_http_agent_claimed(void *data, ngx_int_t rc, ngx_agent_log_t *log,
         rc = ngx_http_agent_error(r, &fault);
         goto done;
     }
+
+    agent_input_free(&ctx->input);
 
     ngx_agent_subscriber_attach(r, run, ctx->json, 0);
     ngx_agent_run_start(run);

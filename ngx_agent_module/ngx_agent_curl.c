@@ -935,6 +935,14 @@ ngx_agent_curl_result(ngx_agent_transfer_t *t, CURLcode rc,
         return NGX_AGENT_TRANSFER_CUT;
 
     case CURLE_OUT_OF_MEMORY:
+
+        /* also what curl says of a header line beyond its limit */
+
+        if (t->head_size && !t->head) {
+            *reason = "its response header is too large";
+            return NGX_AGENT_TRANSFER_PROTOCOL;
+        }
+
         *reason = "no memory";
         return NGX_AGENT_TRANSFER_FAILED;
 

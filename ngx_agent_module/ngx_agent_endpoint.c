@@ -2,6 +2,11 @@
 /*
  * The HTTP API below an agent_pass location: routes, bodies, and the start of
  * a run.
+ *
+ * All of it runs inside nginx's own handling of the request, whose caller runs
+ * posted requests afterwards.  Running them here would free the request while
+ * that code still works on it.  A store that answers later has to run them in
+ * its own event.
  */
 
 #include "ngx_http_agent.h"
@@ -630,16 +635,12 @@ ngx_http_agent_read_body(ngx_http_request_t *r, ngx_str_t *body)
 static void
 ngx_http_agent_body_handler(ngx_http_request_t *r)
 {
-    ngx_int_t          rc;
-    ngx_connection_t  *c;
-
-    c = r->connection;
+    ngx_int_t  rc;
 
     rc = ngx_http_agent_start(r);
 
     if (rc != NGX_DONE) {
         ngx_http_finalize_request(r, rc);
-        ngx_http_run_posted_requests(c);
     }
 }
 
@@ -861,6 +862,25 @@ ngx_http_agent_attach(ngx_http_request_t *r, ngx_http_agent_ctx_t *ctx,
 }
 
 
+/* one line a minute */
+
+static void
+ngx_http_agent_zone_full(ngx_http_request_t *r)
+{
+    static time_t  last;
+
+    if (ngx_time() - last < 60) {
+        return;
+    }
+
+    last = ngx_time();
+
+    ngx_log_error(NGX_LOG_ERR, r->connection->log, 0,
+                  "agent: the registry is full of live runs, new ones are "
+                  "refused");
+}
+
+
 static void
 ngx_http_agent_claimed(void *data, ngx_int_t rc, ngx_agent_log_t *log,
     ngx_agent_run_info_t *info)
@@ -869,11 +889,9 @@ ngx_http_agent_claimed(void *data, ngx_int_t rc, ngx_agent_log_t *log,
 
     agent_fault_t               fault;
     ngx_agent_run_t            *run;
-    ngx_connection_t           *c;
     ngx_http_agent_ctx_t       *ctx;
     ngx_http_agent_loc_conf_t  *alcf;
 
-    c = r->connection;
     ctx = ngx_http_get_module_ctx(r, ngx_http_agent_module);
     alcf = ngx_http_get_module_loc_conf(r, ngx_http_agent_module);
 
@@ -888,6 +906,7 @@ ngx_http_agent_claimed(void *data, ngx_int_t rc, ngx_agent_log_t *log,
         goto done;
 
     case NGX_DECLINED:
+        ngx_http_agent_zone_full(r);
         rc = ngx_http_agent_code(r, AGENT_CODE_ZONE_FULL,
                                  "no room for another run, try again later");
         goto done;
@@ -917,7 +936,6 @@ done:
 
     if (rc != NGX_DONE) {
         ngx_http_finalize_request(r, rc);
-        ngx_http_run_posted_requests(c);
     }
 }
 
@@ -1001,10 +1019,8 @@ ngx_http_agent_status_info(void *data, ngx_int_t rc,
     char                   cursor[AGENT_CURSOR_MAX];
     agent_str_t            text;
     agent_buf_t            b;
-    ngx_connection_t      *c;
     ngx_http_agent_ctx_t  *ctx;
 
-    c = r->connection;
     ctx = ngx_http_get_module_ctx(r, ngx_http_agent_module);
 
     if (rc == NGX_DECLINED) {
@@ -1073,7 +1089,6 @@ ngx_http_agent_status_info(void *data, ngx_int_t rc,
 done:
 
     ngx_http_finalize_request(r, rc);
-    ngx_http_run_posted_requests(c);
 }
 
 
@@ -1110,10 +1125,6 @@ ngx_http_agent_cancelled(void *data, ngx_int_t rc)
 {
     ngx_http_request_t *r = data;
 
-    ngx_connection_t  *c;
-
-    c = r->connection;
-
     switch (rc) {
 
     case NGX_OK:
@@ -1146,7 +1157,6 @@ ngx_http_agent_cancelled(void *data, ngx_int_t rc)
     }
 
     ngx_http_finalize_request(r, rc);
-    ngx_http_run_posted_requests(c);
 }
 
 

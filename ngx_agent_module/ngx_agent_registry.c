@@ -17,7 +17,12 @@
 #define NGX_AGENT_REGISTRY_RETAIN   (20 * 60 * 1000)
 #define NGX_AGENT_REGISTRY_STEPS    4
 #define NGX_AGENT_REGISTRY_TRIES    32
+#define NGX_AGENT_RECORD_SIZE       256         /* a class of the slab */
+#define NGX_AGENT_RECORD_THREAD     96
 #define NGX_AGENT_REGISTRY_SWEEP    256         /* buckets in one lock */
+
+
+typedef struct ngx_agent_more_s  ngx_agent_more_t;
 
 
 struct ngx_agent_record_s {
@@ -36,7 +41,19 @@ struct ngx_agent_record_s {
     uint8_t              code;
     uint8_t              content;
     uint16_t             thread_len;
-    u_char               thread[1];
+    ngx_agent_more_t    *more;            /* what "thread" has no room for */
+    u_char               thread[NGX_AGENT_RECORD_THREAD];
+};
+
+
+/*
+ * All allocations have one size, so that what is evicted makes room for what
+ * comes: a long thread id goes on in further pieces.
+ */
+
+struct ngx_agent_more_s {
+    ngx_agent_more_t    *next;
+    u_char               data[NGX_AGENT_RECORD_SIZE - sizeof(void *)];
 };
 
 
@@ -45,7 +62,7 @@ typedef struct {
     uint64_t             generation;      /* never repeats, never goes back */
     uint64_t             secret[2];       /* of the buckets */
     uint64_t             owners;          /* worker processes so far */
-    uint64_t             slots[NGX_MAX_PROCESSES];
+    ngx_atomic_t         slots[NGX_MAX_PROCESSES];
                                           /* their number, by process slot */
     ngx_queue_t          ended;
     ngx_agent_record_t  *buckets[NGX_AGENT_REGISTRY_BUCKETS];
@@ -144,6 +161,8 @@ ngx_agent_registry_init_zone(ngx_shm_zone_t *shm_zone, void *data)
 
 
 static void ngx_agent_registry_sweep(uint64_t owner);
+static ngx_uint_t ngx_agent_registry_reap(void);
+static void ngx_agent_registry_evict(ngx_uint_t steps, ngx_uint_t force);
 
 
 ngx_int_t
@@ -259,6 +278,44 @@ ngx_agent_registry_sweep(uint64_t owner)
 }
 
 
+/*
+ * The runs of workers that died while they were leaving: nobody takes their
+ * slots.  Looked for at most once a second; returns how many workers it found.
+ */
+
+static ngx_uint_t
+ngx_agent_registry_reap(void)
+{
+    uint64_t       owner;
+    ngx_uint_t     i, n;
+    static time_t  last;
+
+    if (ngx_time() == last) {
+        return 0;
+    }
+
+    last = ngx_time();
+    n = 0;
+
+    for (i = 0; i < NGX_MAX_PROCESSES; i++) {
+
+        owner = ngx_agent_registry->slots[i];
+
+        if (owner == 0 || owner == ngx_agent_registry_owner
+            || ngx_agent_slot_alive(i))
+        {
+            continue;
+        }
+
+        ngx_agent_registry_sweep(owner);
+        (void) ngx_atomic_cmp_set(&ngx_agent_registry->slots[i], owner, 0);
+        n++;
+    }
+
+    return n;
+}
+
+
 /* a live record of a dead owner becomes one that is over */
 
 static void
@@ -283,6 +340,7 @@ ngx_agent_registry_check(ngx_agent_record_t *rec)
 static void
 ngx_agent_registry_free(ngx_agent_record_t *rec)
 {
+    ngx_agent_more_t     *more;
     ngx_agent_record_t  **p;
 
     for (p = ngx_agent_registry_bucket(rec->key); *p; p = &(*p)->next) {
@@ -296,7 +354,78 @@ ngx_agent_registry_free(ngx_agent_record_t *rec)
         ngx_queue_remove(&rec->queue);
     }
 
+    while (rec->more) {
+        more = rec->more;
+        rec->more = more->next;
+        ngx_slab_free_locked(ngx_agent_registry_pool, more);
+    }
+
     ngx_slab_free_locked(ngx_agent_registry_pool, rec);
+}
+
+
+/* evicts what it must; NULL: nothing but live runs is left */
+
+static void *
+ngx_agent_registry_alloc(void)
+{
+    void        *p;
+    ngx_uint_t   tries;
+
+    for (tries = 0; /* void */ ; tries++) {
+
+        p = ngx_slab_alloc_locked(ngx_agent_registry_pool,
+                                  NGX_AGENT_RECORD_SIZE);
+
+        if (p || tries == NGX_AGENT_REGISTRY_TRIES) {
+            return p;
+        }
+
+        ngx_agent_registry_evict(NGX_AGENT_REGISTRY_STEPS, 1);
+    }
+}
+
+
+static ngx_int_t
+ngx_agent_registry_set_thread(ngx_agent_record_t *rec, ngx_str_t *thread)
+{
+    size_t              n, left;
+    u_char             *p;
+    ngx_agent_more_t   *more, **last;
+
+    p = thread->data;
+    left = thread->len;
+
+    n = ngx_min(left, NGX_AGENT_RECORD_THREAD);
+    ngx_memcpy(rec->thread, p, n);
+
+    last = &rec->more;
+
+    for ( ;; ) {
+        p += n;
+        left -= n;
+
+        if (left == 0) {
+            break;
+        }
+
+        more = ngx_agent_registry_alloc();
+        if (more == NULL) {
+            return NGX_ERROR;
+        }
+
+        n = ngx_min(left, sizeof(more->data));
+
+        more->next = NULL;
+        ngx_memcpy(more->data, p, n);
+
+        *last = more;
+        last = &more->next;
+    }
+
+    rec->thread_len = (uint16_t) thread->len;
+
+    return NGX_OK;
 }
 
 
@@ -328,6 +457,10 @@ ngx_agent_registry_evict(ngx_uint_t steps, ngx_uint_t force)
 static void
 ngx_agent_registry_copy(ngx_agent_record_t *rec, ngx_agent_run_info_t *info)
 {
+    size_t             n, left;
+    u_char            *p;
+    ngx_agent_more_t  *more;
+
     info->status = rec->status;
     info->generation = rec->generation;
     info->last_seq = rec->last_seq;
@@ -337,7 +470,25 @@ ngx_agent_registry_copy(ngx_agent_record_t *rec, ngx_agent_run_info_t *info)
     info->code = rec->code;
     info->content = rec->content;
     info->thread_len = rec->thread_len;
-    ngx_memcpy(info->thread, rec->thread, rec->thread_len);
+
+    n = ngx_min(info->thread_len, NGX_AGENT_RECORD_THREAD);
+    p = ngx_cpymem(info->thread, rec->thread, n);
+    left = info->thread_len - n;
+
+    for (more = rec->more; more; more = more->next) {
+        n = ngx_min(left, sizeof(more->data));
+        p = ngx_cpymem(p, more->data, n);
+        left -= n;
+    }
+}
+
+
+/* regular exit: all runs have ended */
+
+void
+ngx_agent_registry_exit_process(void)
+{
+    ngx_agent_registry->slots[ngx_process_slot] = 0;
 }
 
 
@@ -345,14 +496,17 @@ ngx_int_t
 ngx_agent_registry_claim(const u_char *key, ngx_str_t *thread,
     ngx_agent_record_t **result, ngx_agent_run_info_t *info)
 {
-    size_t                size;
     ngx_int_t             rc;
-    ngx_uint_t            tries;
+    ngx_uint_t            reaped;
     ngx_agent_record_t   *rec, **bucket;
 
     if (thread->len > sizeof(info->thread)) {
         return NGX_ERROR;
     }
+
+    reaped = 0;
+
+again:
 
     ngx_shmtx_lock(&ngx_agent_registry_pool->mutex);
 
@@ -379,29 +533,29 @@ ngx_agent_registry_claim(const u_char *key, ngx_str_t *thread,
         ngx_agent_registry_free(rec);
     }
 
-    size = offsetof(ngx_agent_record_t, thread) + thread->len;
-
-    for (tries = 0; /* void */ ; tries++) {
-
-        rec = ngx_slab_alloc_locked(ngx_agent_registry_pool, size);
-
-        if (rec || tries == NGX_AGENT_REGISTRY_TRIES) {
-            break;
-        }
-
-        ngx_agent_registry_evict(NGX_AGENT_REGISTRY_STEPS, 1);
-    }
+    rec = ngx_agent_registry_alloc();
 
     if (rec == NULL) {
         rc = NGX_DECLINED;
         goto done;
     }
 
-    ngx_memzero(rec, size);
+    _Static_assert(sizeof(ngx_agent_record_t) <= NGX_AGENT_RECORD_SIZE,
+                   "a record fits its size class");
+
+    ngx_memzero(rec, sizeof(ngx_agent_record_t));
+
+    if (ngx_agent_registry_set_thread(rec, thread) != NGX_OK) {
+
+        /* not in a bucket yet, and not over */
+
+        ngx_agent_registry_free(rec);
+
+        rc = NGX_DECLINED;
+        goto done;
+    }
 
     ngx_memcpy(rec->key, key, NGX_AGENT_KEY_LEN);
-    ngx_memcpy(rec->thread, thread->data, thread->len);
-    rec->thread_len = (uint16_t) thread->len;
 
     ngx_agent_registry->generation = ngx_max(ngx_agent_registry->generation + 1,
                                              ngx_agent_now());
@@ -424,6 +578,16 @@ ngx_agent_registry_claim(const u_char *key, ngx_str_t *thread,
 done:
 
     ngx_shmtx_unlock(&ngx_agent_registry_pool->mutex);
+
+    /* full of runs that are not over: unless their workers have died */
+
+    if (rc == NGX_DECLINED && !reaped) {
+        reaped = 1;
+
+        if (ngx_agent_registry_reap()) {
+            goto again;
+        }
+    }
 
     return rc;
 }

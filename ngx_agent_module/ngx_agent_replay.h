@@ -155,6 +155,7 @@ typedef struct ngx_agent_record_s  ngx_agent_record_t;
 ngx_int_t ngx_agent_registry_zone(ngx_conf_t *cf,
     ngx_http_agent_main_conf_t *amcf);
 ngx_int_t ngx_agent_registry_init_process(ngx_http_agent_main_conf_t *amcf);
+void ngx_agent_registry_exit_process(void);
 
 /* as ngx_agent_claim_pt */
 ngx_int_t ngx_agent_registry_claim(const u_char *key, ngx_str_t *thread,

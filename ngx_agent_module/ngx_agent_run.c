@@ -10,6 +10,7 @@
 #define NGX_AGENT_MAX_EVENT     (256 * 1024)
 #define NGX_AGENT_BUCKETS       1024
 #define NGX_AGENT_WAKE_READERS  64
+#define NGX_AGENT_WAKE_BYTES    (512 * 1024)
 
 
 static void ngx_agent_run_call(ngx_agent_run_t *run);
@@ -1057,6 +1058,7 @@ ngx_agent_run_wake_handler(ngx_event_t *ev)
     }
 
     run->partial = 0;
+    run->turn = 0;
 
     /* a pump may take any subscriber out of the list and put new ones in */
 
@@ -1068,7 +1070,7 @@ ngx_agent_run_wake_handler(ngx_event_t *ev)
             break;
         }
 
-        if (n == NGX_AGENT_WAKE_READERS) {
+        if (n == NGX_AGENT_WAKE_READERS || run->turn > NGX_AGENT_WAKE_BYTES) {
             run->partial = 1;
             break;
         }

@@ -67,6 +67,7 @@ struct ngx_agent_run_s {
     ngx_queue_t                  subscribers;
     ngx_uint_t                   nsubscribers;
     ngx_event_t                  wake;         /* posted: tell them */
+    size_t                       turn;         /* bytes told in this turn */
 
     ngx_msec_t                   started;      /* ngx_current_msec */
     ngx_msec_t                   first_token;  /* ms after started */

@@ -51,6 +51,7 @@ static void ngx_agent_subscriber_drop_prelude(ngx_agent_subscriber_t *s);
 static void ngx_agent_subscriber_write_handler(ngx_http_request_t *r);
 static void ngx_agent_subscriber_timer_handler(ngx_event_t *ev);
 static void ngx_agent_subscriber_more_handler(ngx_event_t *ev);
+static void ngx_agent_subscriber_heartbeat(ngx_agent_subscriber_t *s);
 
 
 /* bytes of preludes on their way, in this worker */
@@ -360,16 +361,13 @@ ngx_agent_subscriber_cleanup(void *data)
 static void
 ngx_agent_subscriber_finalize(ngx_agent_subscriber_t *s, ngx_int_t rc)
 {
-    ngx_connection_t    *c;
     ngx_http_request_t  *r;
 
     r = s->request;
-    c = r->connection;
 
     ngx_agent_subscriber_detach(s);
 
     ngx_http_finalize_request(r, rc);
-    ngx_http_run_posted_requests(c);
 }
 
 
@@ -628,6 +626,7 @@ ngx_agent_subscriber_stream(ngx_agent_subscriber_t *s)
             }
 
             n += out->buf->last - out->buf->pos;
+            s->run->turn += out->buf->last - out->buf->pos;
         }
 
         rc = ngx_http_output_filter(r, out);
@@ -1061,6 +1060,25 @@ ngx_agent_subscriber_timer_handler(ngx_event_t *ev)
 {
     ngx_agent_subscriber_t *s = ev->data;
 
+    ngx_connection_t  *c;
+
+    c = s->request->connection;
+
+    if (s->head) {
+        ngx_agent_subscriber_heartbeat(s);
+
+    } else {
+        s->waited = 1;
+        ngx_agent_subscriber_write(s);
+    }
+
+    ngx_http_run_posted_requests(c);
+}
+
+
+static void
+ngx_agent_subscriber_heartbeat(ngx_agent_subscriber_t *s)
+{
     ngx_int_t            rc;
     ngx_msec_t           idle;
     ngx_chain_t         *cl;
@@ -1068,20 +1086,14 @@ ngx_agent_subscriber_timer_handler(ngx_event_t *ev)
 
     static const u_char  ping[] = ": ping\n\n";
 
-    if (!s->head) {
-        s->waited = 1;
-        ngx_agent_subscriber_pump(s);
-        return;
-    }
-
     idle = ngx_current_msec - s->sent;
 
     if (idle < s->lcf->heartbeat) {
-        ngx_add_timer(ev, s->lcf->heartbeat - idle);
+        ngx_add_timer(&s->timer, s->lcf->heartbeat - idle);
         return;
     }
 
-    ngx_add_timer(ev, s->lcf->heartbeat);
+    ngx_add_timer(&s->timer, s->lcf->heartbeat);
 
     /* a client that still has bytes to take needs no more of them */
 
@@ -1110,5 +1122,5 @@ ngx_agent_subscriber_timer_handler(ngx_event_t *ev)
 
     s->sent = ngx_current_msec;
 
-    ngx_agent_subscriber_pump(s);
+    ngx_agent_subscriber_stream(s);
 }

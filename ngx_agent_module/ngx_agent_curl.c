@@ -13,6 +13,7 @@
 #define NGX_AGENT_HEAD_MAX      (64 * 1024)
 #define NGX_AGENT_CURL_BUFFER   2048
 #define NGX_AGENT_TYPE_MAX      96
+#define NGX_AGENT_ADDRS_MAX     16
 #define NGX_AGENT_RETRY_MAX     32
 
 
@@ -43,6 +44,10 @@ struct ngx_agent_transfer_s {
     ngx_agent_multi_t                   *multi;
     CURL                                *easy;
     struct curl_slist                   *pinned;
+    ngx_str_t                           *addrs;   /* one after the other */
+    ngx_uint_t                           naddrs;
+    ngx_uint_t                           tried;
+    u_char                              *addr_text;/* NULL: the model's */
     ngx_resolver_ctx_t                  *resolve;
 
     ngx_event_t                          timer;
@@ -77,8 +82,11 @@ static void ngx_agent_curl_release(ngx_agent_transfer_t *t);
 static ngx_int_t ngx_agent_curl_resolve(ngx_agent_transfer_t *t,
     ngx_agent_transfer_request_t *req);
 static void ngx_agent_curl_resolved(ngx_resolver_ctx_t *ctx);
-static ngx_int_t ngx_agent_curl_pin(ngx_agent_transfer_t *t, ngx_str_t *addrs,
-    ngx_uint_t n);
+static ngx_int_t ngx_agent_curl_copy_addrs(ngx_agent_transfer_t *t,
+    ngx_resolver_ctx_t *ctx);
+static ngx_int_t ngx_agent_curl_pin(ngx_agent_transfer_t *t);
+static ngx_int_t ngx_agent_curl_next_addr(ngx_agent_transfer_t *t,
+    CURLcode rc);
 static void ngx_agent_curl_ready(ngx_agent_transfer_t *t);
 static void ngx_agent_curl_end(ngx_agent_transfer_t *t,
     ngx_agent_transfer_e rc, const char *reason);
@@ -243,6 +251,11 @@ ngx_agent_curl_start(ngx_agent_transfer_request_t *req)
 
     if (ngx_agent_curl_resolve(t, req) != NGX_OK) {
         curl_slist_free_all(t->pinned);
+
+        if (t->addr_text) {
+            ngx_free(t->addr_text);
+        }
+
         ngx_free(t);
         return NULL;
     }
@@ -275,9 +288,10 @@ ngx_agent_curl_resolve(ngx_agent_transfer_t *t,
 
         /* the configuration has made sure that there are addresses */
 
-        if (ngx_agent_curl_pin(t, model->addrs->elts, model->addrs->nelts)
-            != NGX_OK)
-        {
+        t->addrs = model->addrs->elts;
+        t->naddrs = model->addrs->nelts;
+
+        if (ngx_agent_curl_pin(t) != NGX_OK) {
             return NGX_ERROR;
         }
 
@@ -321,9 +335,6 @@ ngx_agent_curl_resolved(ngx_resolver_ctx_t *ctx)
 
     u_char      *p;
     ngx_int_t    rc;
-    ngx_str_t    addrs[16];
-    ngx_uint_t   i, n;
-    u_char       text[16][NGX_SOCKADDR_STRLEN];
 
     if (ctx->state) {
         p = ngx_slprintf((u_char *) t->error, (u_char *) t->error
@@ -335,17 +346,11 @@ ngx_agent_curl_resolved(ngx_resolver_ctx_t *ctx)
         rc = NGX_DECLINED;
 
     } else {
-        n = ngx_min(ctx->naddrs, 16);
+        rc = ngx_agent_curl_copy_addrs(t, ctx);
 
-        for (i = 0; i < n; i++) {
-            p = text[i];
-            addrs[i].data = p;
-            addrs[i].len = ngx_sock_ntop(ctx->addrs[i].sockaddr,
-                                         ctx->addrs[i].socklen, p,
-                                         NGX_SOCKADDR_STRLEN, 0);
+        if (rc == NGX_OK) {
+            rc = ngx_agent_curl_pin(t);
         }
-
-        rc = ngx_agent_curl_pin(t, addrs, n);
     }
 
     ngx_resolve_name_done(ctx);
@@ -372,31 +377,92 @@ ngx_agent_curl_resolved(ngx_resolver_ctx_t *ctx)
 }
 
 
-/* "host:port:address,address": the name stays the one that is verified */
-
 static ngx_int_t
-ngx_agent_curl_pin(ngx_agent_transfer_t *t, ngx_str_t *addrs, ngx_uint_t n)
+ngx_agent_curl_copy_addrs(ngx_agent_transfer_t *t, ngx_resolver_ctx_t *ctx)
 {
-    u_char      *p, *end, text[1536];
-    ngx_uint_t   i;
+    u_char      *p;
+    ngx_uint_t   i, n;
 
-    end = text + sizeof(text) - 1;
+    n = ngx_min(ctx->naddrs, NGX_AGENT_ADDRS_MAX);
 
-    p = ngx_slprintf(text, end, "%V:%ui:", &t->model->host,
-                     (ngx_uint_t) t->model->port);
-
-    for (i = 0; i < n; i++) {
-        p = ngx_slprintf(p, end, ngx_strlchr(addrs[i].data, addrs[i].data
-                                             + addrs[i].len, ':')
-                                 ? "%s[%V]" : "%s%V",
-                         i ? "," : "", &addrs[i]);
+    p = ngx_alloc(n * (sizeof(ngx_str_t) + NGX_SOCKADDR_STRLEN),
+                  ngx_cycle->log);
+    if (p == NULL) {
+        return NGX_ERROR;
     }
 
+    t->addr_text = p;
+    t->addrs = (ngx_str_t *) p;
+    t->naddrs = n;
+
+    p += n * sizeof(ngx_str_t);
+
+    for (i = 0; i < n; i++) {
+        t->addrs[i].data = p;
+        t->addrs[i].len = ngx_sock_ntop(ctx->addrs[i].sockaddr,
+                                        ctx->addrs[i].socklen, p,
+                                        NGX_SOCKADDR_STRLEN, 0);
+        p += NGX_SOCKADDR_STRLEN;
+    }
+
+    return NGX_OK;
+}
+
+
+/*
+ * "host:port:address": the name stays the one that is verified.  One address
+ * for an attempt: curl's own change to the next does not tell us of the new
+ * socket and is then only noticed at the end of its time.
+ */
+
+static ngx_int_t
+ngx_agent_curl_pin(ngx_agent_transfer_t *t)
+{
+    u_char     *p, *end, text[512];
+    ngx_str_t  *addr;
+
+    addr = &t->addrs[t->tried++];
+    end = text + sizeof(text) - 1;
+
+    p = ngx_slprintf(text, end,
+                     ngx_strlchr(addr->data, addr->data + addr->len, ':')
+                     ? "%V:%ui:[%V]" : "%V:%ui:%V",
+                     &t->model->host, (ngx_uint_t) t->model->port, addr);
     *p = '\0';
 
+    curl_slist_free_all(t->pinned);
     t->pinned = curl_slist_append(NULL, (char *) text);
 
     return t->pinned ? NGX_OK : NGX_ERROR;
+}
+
+
+/* the next address, when this one could not be connected to */
+
+static ngx_int_t
+ngx_agent_curl_next_addr(ngx_agent_transfer_t *t, CURLcode rc)
+{
+    if (t->sent || t->tried >= t->naddrs || t->handlers == NULL
+        || (rc != CURLE_COULDNT_CONNECT && rc != CURLE_OPERATION_TIMEDOUT))
+    {
+        return NGX_DECLINED;
+    }
+
+    curl_multi_remove_handle(t->multi->handle, t->easy);
+    t->multi->active--;
+    t->multi = NULL;
+
+    curl_easy_cleanup(t->easy);
+    t->easy = NULL;
+
+    if (ngx_agent_curl_pin(t) != NGX_OK) {
+        ngx_agent_curl_end(t, NGX_AGENT_TRANSFER_FAILED, "no memory");
+        return NGX_OK;
+    }
+
+    ngx_agent_curl_ready(t);
+
+    return NGX_OK;
 }
 
 
@@ -498,6 +564,10 @@ ngx_agent_curl_free(ngx_agent_transfer_t *t)
     curl_slist_free_all(t->pinned);
     agent_buf_free(&t->body);
 
+    if (t->addr_text) {
+        ngx_free(t->addr_text);
+    }
+
     ngx_queue_remove(&t->all);
     ngx_free(t);
 }
@@ -561,10 +631,16 @@ ngx_agent_curl_setup(ngx_agent_transfer_t *t)
 {
     CURL               *e;
     CURLcode            rc;
+    ngx_msec_t          timeout;
     struct curl_blob    blob;
     ngx_agent_model_t  *model;
 
     model = t->model;
+
+    /* the addresses share the time */
+
+    timeout = model->connect_timeout / ngx_max(t->naddrs, 1);
+    timeout = ngx_max(timeout, 1);
 
     e = curl_easy_init();
     if (e == NULL) {
@@ -609,7 +685,7 @@ ngx_agent_curl_setup(ngx_agent_transfer_t *t)
     ngx_agent_set(CURLOPT_TCP_NODELAY, 1L);
     ngx_agent_set(CURLOPT_TCP_KEEPALIVE, 1L);
     ngx_agent_set(CURLOPT_MAXAGE_CONN, 55L);
-    ngx_agent_set(CURLOPT_CONNECTTIMEOUT_MS, (long) model->connect_timeout);
+    ngx_agent_set(CURLOPT_CONNECTTIMEOUT_MS, (long) timeout);
 
     if (t->pinned) {
         ngx_agent_set(CURLOPT_RESOLVE, t->pinned);
@@ -970,6 +1046,10 @@ ngx_agent_curl_finished(ngx_agent_multi_t *m, CURL *easy, CURLcode rc)
 
         /* its end is on the way; what curl says of it is our own doing */
 
+        return;
+    }
+
+    if (ngx_agent_curl_next_addr(t, rc) == NGX_OK) {
         return;
     }
 

@@ -181,8 +181,12 @@ ngx_agent_multi_timer(CURLM *handle, long ms, void *data)
     }
 
     if (ms == 0) {
+
+        /* curl has read its share and wants more: others have their turn
+         * first, or a fast server would have the worker for itself */
+
         if (!m->kick.posted) {
-            ngx_post_event(&m->kick, &ngx_posted_events);
+            ngx_post_event(&m->kick, &ngx_posted_next_events);
         }
 
         return 0;
@@ -227,6 +231,28 @@ ngx_agent_multi_watch(ngx_event_t *ev, ngx_int_t event, ngx_uint_t on)
 
 
 /*
+ * A socket that never connected is closed by curl before it tells us; the
+ * kernel has then forgotten it already.
+ */
+
+static void
+ngx_agent_multi_unwatch(ngx_connection_t *c, curl_socket_t fd)
+{
+    ngx_uint_t  flags;
+
+    flags = (fcntl(fd, F_GETFD) == -1) ? NGX_CLOSE_EVENT : 0;
+
+    if (c->read->active) {
+        (void) ngx_del_event(c->read, NGX_READ_EVENT, flags);
+    }
+
+    if (c->write->active) {
+        (void) ngx_del_event(c->write, NGX_WRITE_EVENT, flags);
+    }
+}
+
+
+/*
  * Always returns 0: anything else makes curl end all transfers of this multi,
  * and 7.88 then crashes.
  */
@@ -247,8 +273,7 @@ ngx_agent_multi_socket(CURL *easy, curl_socket_t fd, int what, void *data,
             return 0;
         }
 
-        (void) ngx_agent_multi_watch(c->read, NGX_READ_EVENT, 0);
-        (void) ngx_agent_multi_watch(c->write, NGX_WRITE_EVENT, 0);
+        ngx_agent_multi_unwatch(c, fd);
 
         if (c->read->posted) {
             ngx_delete_posted_event(c->read);

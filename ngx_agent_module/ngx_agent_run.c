@@ -53,6 +53,7 @@ static ngx_event_t  ngx_agent_ticker;
 static ngx_msec_t   ngx_agent_tick;
 static ngx_msec_t   ngx_agent_shutdown;      /* after this time of exiting */
 static ngx_msec_t   ngx_agent_exiting_since;
+static ngx_uint_t   ngx_agent_shutdown_passed;
 
 
 ngx_int_t
@@ -119,7 +120,13 @@ ngx_agent_run_exit_process(ngx_cycle_t *cycle)
 ngx_uint_t
 ngx_agent_draining(void)
 {
-    return ngx_exiting || ngx_quit || ngx_terminate;
+    /*
+     * A request that was accepted before a reload is served: its run holds the
+     * worker.  Only when the runs of this worker have been ended by force there
+     * is no time left for another.
+     */
+
+    return ngx_terminate || ngx_agent_shutdown_passed;
 }
 
 
@@ -1233,6 +1240,7 @@ ngx_agent_run_tick(ngx_event_t *ev)
                >= ngx_agent_shutdown)
         {
             shutdown = 1;
+            ngx_agent_shutdown_passed = 1;
         }
     }
 

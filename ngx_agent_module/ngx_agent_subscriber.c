@@ -953,6 +953,7 @@ ngx_agent_subscriber_prelude(ngx_agent_subscriber_t *s, ngx_uint_t inplace)
     s->begun = 1;
 
     ngx_agent_preludes += out.cap;
+    run->turn += out.len;
 
     run->store->seek(run->events, &s->reader, seq);
 

@@ -51,7 +51,7 @@ use Time::HiRes qw(sleep time);
 our @EXPORT = qw(agent_blocks check_run run_input script);
 
 my $ROOT = abs_path(dirname(__FILE__) . '/../..');
-my $ALARM = qr/^\S+ \S+ \[(?:alert|emerg|crit)\]
+my $ALARM = qr/^\S+\ \S+\ \[(?:alert|emerg|crit)\]
     |exited\ on\ signal|Sanitizer|runtime\ error:|core\ dumped/x;
 my %alive;
 my $next_port;

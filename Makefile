@@ -1,9 +1,10 @@
 # ngx_agent_module: everything is built below build/.
 #
-#   make deps      install what building, running and testing need (Debian 12)
+#   make deps      install what building and running need (Debian 12)
 #   make           the dynamic module: build/ngx_http_agent_module.so
-#   make run       deps, build, nginx in the foreground on 127.0.0.1:8080
-#   make test      deps, lint, unit tests, then t/*.t with a real nginx
+#   make run       deps, build, nginx in the foreground on 127.0.0.1:8080;
+#                  CONF=file instead of examples/demo.conf
+#   make test      test-deps, lint, unit tests, then t/*.t with a real nginx
 #   make asan      the same tests with a sanitizer build of nginx
 #   make fuzz      libFuzzer on the core, FUZZ_SECONDS (60) for each target
 #   make install   copy the module into nginx's module directory
@@ -25,6 +26,7 @@ AGENT_SCALE  ?= 1
 CORE_SRCS := $(sort $(wildcard src/*.c))
 CORE_OBJS := $(CORE_SRCS:src/%.c=$(BUILD)/core/%.o)
 CORE_LIB  := $(BUILD)/core/libagent.a
+CORE_ASAN := $(BUILD)/core-asan/libagent.a
 GLUE_SRCS := $(sort $(wildcard ngx_agent_module/*.c))
 HDRS      := $(wildcard src/*.h ngx_agent_module/*.h)
 
@@ -38,8 +40,8 @@ UNIT_SRCS := $(sort $(wildcard t/unit/test_*.c))
 UNIT_BINS := $(UNIT_SRCS:t/unit/%.c=$(BUILD)/unit/%.t)
 UNIT_ASAN := $(UNIT_SRCS:t/unit/%.c=$(BUILD)/unit-asan/%.t)
 
-.PHONY: all deps npm-deps run test test-core test-module asan soak lint fmt \
-        install clean fuzz fuzz-seeds
+.PHONY: all deps test-deps npm-deps run test test-bins test-core test-module \
+        asan soak lint fmt install clean fuzz fuzz-seeds
 
 all: $(MODULE)
 
@@ -47,15 +49,19 @@ all: $(MODULE)
 
 DEB_BUILD := gcc make libc6-dev nginx nginx-dev libcurl4-openssl-dev \
              libjansson-dev libhiredis-dev libssl-dev zlib1g-dev \
-             libpcre2-dev ca-certificates curl
+             libpcre2-dev dpkg-dev ca-certificates curl
 DEB_TEST  := perl libmojolicious-perl libio-socket-ssl-perl openssl \
-             clang-format cppcheck git dpkg-dev patch \
+             libprotocol-http2-perl \
+             clang-format cppcheck git patch \
              clang libclang-rt-14-dev
 
 deps:
+	@t/deps.sh $(DEB_BUILD)
+
+test-deps:
 	@t/deps.sh $(DEB_BUILD) $(DEB_TEST)
 
-npm-deps:
+npm-deps: test-deps
 	@t/npm-deps.sh t/npm $(BUILD)/npm
 
 # --- the module ---------------------------------------------------------------
@@ -77,7 +83,7 @@ $(MODULE): $(BUILD)/nginx/Makefile $(CORE_SRCS) $(GLUE_SRCS) $(HDRS)
 
 run: deps
 	$(MAKE) all
-	examples/run.sh $(BUILD)
+	examples/run.sh $(BUILD) $(CONF)
 
 MODULES_DIR ?= /usr/lib/nginx/modules
 
@@ -98,20 +104,31 @@ $(BUILD)/unit/%.t: t/unit/%.c $(CORE_LIB) $(wildcard t/unit/*.h)
 	@mkdir -p $(@D)
 	$(CC) $(CORE_CFLAGS) -Wno-conversion -Isrc -It/unit -o $@ $< $(CORE_LIB) -ljansson -lm
 
-$(BUILD)/unit-asan/%.t: t/unit/%.c $(CORE_SRCS) $(wildcard src/*.h t/unit/*.h)
+$(BUILD)/core-asan/%.o: src/%.c $(wildcard src/*.h)
 	@mkdir -p $(@D)
-	$(CC) $(ASAN_CFLAGS) -Wno-conversion -Isrc -It/unit -o $@ $< $(CORE_SRCS) -ljansson -lm
+	$(CC) $(ASAN_CFLAGS) -Isrc -c -o $@ $<
+
+$(CORE_ASAN): $(CORE_SRCS:src/%.c=$(BUILD)/core-asan/%.o)
+	rm -f $@ && ar rcs $@ $^
+
+$(BUILD)/unit-asan/%.t: t/unit/%.c $(CORE_ASAN) $(wildcard t/unit/*.h)
+	@mkdir -p $(@D)
+	$(CC) $(ASAN_CFLAGS) -Wno-conversion -Isrc -It/unit -o $@ $< $(CORE_ASAN) -ljansson -lm
 
 # --- tests --------------------------------------------------------------------
 
 export AGENT_CORPUS AGENT_SCALE
 
-test: deps npm-deps
+test: npm-deps
 	$(MAKE) all lint
-	$(MAKE) test-core test-module
+	$(MAKE) -j$$(nproc) test-bins
+	$(MAKE) test-core
+	$(MAKE) test-module
 
-test-core: $(UNIT_BINS) $(UNIT_ASAN)
-	prove --timer $(UNIT_BINS) $(UNIT_ASAN)
+test-bins: $(UNIT_BINS) $(UNIT_ASAN)
+
+test-core: test-bins
+	prove --timer -j2 $(UNIT_BINS) $(UNIT_ASAN)
 
 test-module: $(MODULE)
 	prove --timer -j2 -It/lib t/*.t
@@ -139,7 +156,7 @@ $(BUILD)/asan/Makefile: $(BUILD)/nginx-src/version config $(BUILD)/sources
 $(ASAN_NGINX): $(BUILD)/asan/Makefile $(CORE_SRCS) $(GLUE_SRCS) $(HDRS)
 	$(MAKE) -s -C $(BUILD)/nginx-src/nginx -f $(BUILD)/asan/Makefile
 
-asan: deps npm-deps
+asan: npm-deps
 	$(MAKE) $(ASAN_NGINX)
 	TEST_NGINX_BINARY=$(ASAN_NGINX) AGENT_STATIC=1 \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
@@ -158,7 +175,6 @@ FUZZ_SRCS  := $(sort $(wildcard t/fuzz/fuzz_*.c))
 FUZZ_BINS  := $(FUZZ_SRCS:t/fuzz/%.c=$(BUILD)/fuzz/%)
 FUZZ_SEEDS := $(FUZZ_SRCS:t/fuzz/%.c=$(BUILD)/fuzz-seeds/%)
 FUZZ_CORE  := $(BUILD)/fuzz/core/libagent.a
-SEEDS_CORE := $(BUILD)/fuzz-seeds/core/libagent.a
 
 $(BUILD)/fuzz/core/%.o: src/%.c $(wildcard src/*.h)
 	@mkdir -p $(@D)
@@ -171,21 +187,15 @@ $(BUILD)/fuzz/%: t/fuzz/%.c $(wildcard src/*.h t/unit/*.h) $(FUZZ_CORE)
 	$(FUZZ_CC) $(ASAN_CFLAGS) -fsanitize=fuzzer -Wno-conversion -Isrc -It/unit \
 	    -o $@ $< $(FUZZ_CORE) -ljansson -lm
 
-$(BUILD)/fuzz-seeds/core/%.o: src/%.c $(wildcard src/*.h)
-	@mkdir -p $(@D)
-	$(CC) $(ASAN_CFLAGS) -Isrc -c -o $@ $<
-
-$(SEEDS_CORE): $(CORE_SRCS:src/%.c=$(BUILD)/fuzz-seeds/core/%.o)
-	rm -f $@ && ar rcs $@ $^
-
 $(BUILD)/fuzz-seeds/%: t/fuzz/%.c t/fuzz/main.c $(wildcard src/*.h t/unit/*.h) \
-                       $(SEEDS_CORE)
+                       $(CORE_ASAN)
+	@mkdir -p $(@D)
 	$(CC) $(ASAN_CFLAGS) -Wno-conversion -Isrc -It/unit -o $@ $< t/fuzz/main.c \
-	    $(SEEDS_CORE) -ljansson -lm
+	    $(CORE_ASAN) -ljansson -lm
 
 fuzz-seeds: $(FUZZ_SEEDS)
 
-fuzz: deps
+fuzz: test-deps
 	$(MAKE) $(FUZZ_BINS)
 	t/fuzz.sh $(BUILD)/fuzz $(FUZZ_SECONDS)
 

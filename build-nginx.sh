@@ -8,18 +8,20 @@ set -euo pipefail
 what=$1 out=$2 src=${3:-}
 here=$(cd "$(dirname "$0")" && pwd)
 
+die() { echo "$0: $*" >&2; exit 1; }
+
 if [ -n "$src" ]; then
+    [ -f "$src/src/core/nginx.h" ] \
+        || die "NGINX_SRC=$src is no nginx source tree"
     src=$(cd "$src" && pwd)
     configure=$src/auto/configure
     [ -x "$configure" ] || configure=$src/configure
 else
     src=/usr/share/nginx/src
     configure=$src/configure
-    if [ ! -x "$configure" ]; then
-        echo "$0: $src is not there: run \"make deps\" (Debian package" \
-             "nginx-dev), or give an nginx source tree: make NGINX_SRC=dir" >&2
-        exit 1
-    fi
+    [ -x "$configure" ] \
+        || die "$src is not there: run \"make deps\" (Debian package" \
+               "nginx-dev), or give an nginx source tree: make NGINX_SRC=dir"
 fi
 
 case $what in
@@ -42,9 +44,12 @@ configure)
     "$configure" --with-cc-opt="$cflags" --with-ld-opt="$ldflags" \
         "${flags[@]}" --add-dynamic-module="$here" --builddir="$out" \
         > "$out/configure.log" 2>&1 \
-        || { tail -n 20 "$out/configure.log" >&2; exit 1; }
+        || { tail -n 5 "$out/configure.log" >&2
+             die "what is missing \"make deps\" installs;" \
+                 "the whole log is $out/configure.log"; }
     ;;
 make)
-    make --no-print-directory -s -C "$src" -f "$out/Makefile" modules
+    MAKEFLAGS='' make -j"$(nproc)" --no-print-directory -s -C "$src" \
+        -f "$out/Makefile" modules
     ;;
 esac

@@ -10,6 +10,11 @@
 #define AGENT_ECHO_MAX_TOKEN 24 /* bytes of a word: not all scripts have any */
 #define AGENT_ECHO_MAX_DEPTH 8  /* of a made-up argument */
 
+/* Names of tools are looked for in that much of a question, and arguments grow
+ * to that: what a request costs must not be the product of its parts. */
+#define AGENT_ECHO_MAX_QUESTION 4096
+#define AGENT_ECHO_MAX_ARGS     ((size_t) 64 << 10)
+
 typedef struct {
     agent_str_t name; /* borrowed from the body */
     size_t end;       /* of its arguments in e->text */
@@ -153,28 +158,32 @@ agent_echo_name(agent_str_t s, agent_str_t *name)
     return name->len != 0;
 }
 
-/* The name of the tool whose call has that id. */
-static agent_str_t
-agent_echo_called(const json_t *messages, agent_str_t id)
+/* The names of called tools by the ids of their calls: a new reference, NULL
+ * when memory ran out. */
+static json_t *
+agent_echo_called(const json_t *messages)
 {
     size_t i, j;
-    agent_str_t s, name = AGENT_STR("tool");
-    const json_t *calls, *call;
+    json_t *names = json_object(), *calls, *call, *name;
+    const char *id;
 
     for (i = 0; i < json_array_size(messages); i++) {
         calls = json_object_get(json_array_get(messages, i), "tool_calls");
 
         for (j = 0; j < json_array_size(calls); j++) {
             call = json_array_get(calls, j);
+            id = json_string_value(json_object_get(call, "id"));
+            name = json_object_get(json_object_get(call, "function"), "name");
 
-            if (agent_json_str(call, "id", &s) && agent_str_eq(s, id)) {
-                (void) agent_json_str(json_object_get(call, "function"), "name",
-                                      &name);
+            if (id != NULL && json_is_string(name) &&
+                json_object_set(names, id, name) != 0) {
+                json_decref(names);
+                return NULL;
             }
         }
     }
 
-    return name;
+    return names;
 }
 
 /* --- answers -------------------------------------------------------------- */
@@ -219,8 +228,11 @@ static void
 agent_echo_answer_results(agent_echo_t *e, const json_t *messages)
 {
     size_t i, n = json_array_size(messages), first = n;
-    agent_str_t id;
+    json_t *names = agent_echo_called(messages);
+    agent_str_t id, name;
     const json_t *message;
+
+    e->text.failed |= names == NULL;
 
     while (first > 0 &&
            agent_echo_has_role(json_array_get(messages, first - 1), "tool")) {
@@ -238,10 +250,16 @@ agent_echo_answer_results(agent_echo_t *e, const json_t *messages)
             agent_buf_add_char(&e->text, ' ');
         }
 
-        agent_buf_add_str(&e->text, agent_echo_called(messages, id));
+        if (!agent_json_str(names, id.data, &name)) {
+            name = AGENT_STR("tool");
+        }
+
+        agent_buf_add_str(&e->text, name);
         agent_buf_add_lit(&e->text, " says: ");
         agent_echo_add_text(&e->text, message);
     }
+
+    json_decref(names);
 }
 
 static void
@@ -295,7 +313,9 @@ agent_echo_object(agent_buf_t *b, const json_t *schema, agent_str_t words,
 
     agent_buf_add_char(b, '{');
 
-    for (i = 0; depth > 0 && i < json_array_size(required); i++) {
+    for (i = 0; depth > 0 && i < json_array_size(required) &&
+                b->len < AGENT_ECHO_MAX_ARGS;
+         i++) {
         name = json_array_get(required, i);
         key.data = json_string_value(name);
         key.len = json_string_length(name);
@@ -421,6 +441,11 @@ agent_echo_answer_calls(agent_echo_t *e, agent_str_t text)
     const json_t *tools = json_object_get(e->root, "tools");
     const json_t *function, *schema;
     agent_echo_call_t *call;
+
+    if (text.len > AGENT_ECHO_MAX_QUESTION) {
+        text.len = AGENT_ECHO_MAX_QUESTION;
+        text.len = agent_utf8_valid(text);
+    }
 
     for (i = 0; i < json_array_size(tools); i++) {
         function = json_object_get(json_array_get(tools, i), "function");

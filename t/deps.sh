@@ -27,8 +27,8 @@ if [ "$(id -u)" -ne 0 ]; then
         exec sudo "$0" "${missing[@]}"
     fi
 
-    echo "t/deps.sh: not root and no sudo; install these packages:" \
-         "${missing[*]}" >&2
+    echo "t/deps.sh: not root and no sudo; run as root:" \
+         "apt-get install ${missing[*]}" >&2
     exit 1
 fi
 

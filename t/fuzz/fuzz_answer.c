@@ -256,6 +256,31 @@ verify_members(reader_t *r, const agent_event_t *ev, const json_t *json)
     assert(known == json_object_size(json)); /* no other members */
 }
 
+/* What must be closed before something is opened. */
+static void
+verify_order(const reader_t *r, agent_event_type_t type)
+{
+    switch (type) {
+    case AGENT_EV_TEXT_MESSAGE_START:
+    case AGENT_EV_RUN_FINISHED:
+        assert(json_object_size(r->calls) == 0);
+        assert(json_object_size(r->reasonings) == 0);
+        assert(json_object_size(r->spans) == 0);
+        assert(json_object_size(r->texts) == 0);
+        break;
+    case AGENT_EV_REASONING_MESSAGE_START:
+        assert(json_object_size(r->spans) == 1);
+        assert(json_object_size(r->texts) == 0);
+        break;
+    case AGENT_EV_TOOL_CALL_START:
+    case AGENT_EV_REASONING_START:
+        assert(json_object_size(r->texts) == 0);
+        break;
+    default:
+        break;
+    }
+}
+
 static void
 verify(reader_t *r, const agent_event_t *ev, const json_t *json)
 {
@@ -275,13 +300,10 @@ verify(reader_t *r, const agent_event_t *ev, const json_t *json)
     }
 
     if (ev->type == AGENT_EV_RUN_FINISHED) {
-        assert(json_object_size(r->texts) == 0);
-        assert(json_object_size(r->calls) == 0);
-        assert(json_object_size(r->reasonings) == 0);
-        assert(json_object_size(r->spans) == 0);
         r->state = FINISHED;
     }
 
+    verify_order(r, ev->type);
     verify_members(r, ev, json);
 
     assert(role == NULL || strcmp(role, ev->type == AGENT_EV_TEXT_MESSAGE_START

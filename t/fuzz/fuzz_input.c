@@ -312,7 +312,7 @@ pair(agent_input_t *in)
     size_t systems = count_role(in, AGENT_ROLE_SYSTEM);
     unsigned stripped;
     agent_rc_t rc;
-    json_t *once, *twice;
+    json_t *once, *twice, *sent = json_deep_copy(in->sent);
     agent_fault_t fault;
 
     memset(&fault, 0, sizeof(agent_fault_t));
@@ -321,6 +321,7 @@ pair(agent_input_t *in)
     if (rc != AGENT_OK) {
         check_refusal(rc, &fault);
         assert(users == 0);
+        json_decref(sent);
         return 0;
     }
 
@@ -343,11 +344,36 @@ pair(agent_input_t *in)
 
     twice = messages_of(in);
     assert(json_equal(once, twice));
+    assert(json_equal(in->sent, sent)); /* nothing of this is the client's */
 
+    json_decref(sent);
     json_decref(once);
     json_decref(twice);
 
     return 1;
+}
+
+/* What the client holds: all messages of known roles, those that entered among
+ * them in the same order. */
+static void
+check_sent(const agent_input_t *in)
+{
+    size_t i, k = 0;
+    agent_str_t role;
+    agent_message_t m;
+
+    for (i = 0; i < json_array_size(in->sent); i++) {
+        memset(&m, 0, sizeof(agent_message_t));
+        m.json = json_array_get(in->sent, i);
+        assert(agent_json_str(m.json, "role", &role));
+        m.role = agent_role_parse(role);
+        assert(m.role != AGENT_ROLE_UNKNOWN);
+        check_members(&m);
+
+        k += k < in->nmessages && in->messages[k].json == m.json;
+    }
+
+    assert(k == in->nmessages);
 }
 
 /* --- the rest of the input ------------------------------------------------ */
@@ -372,6 +398,8 @@ check_input(const agent_input_t *in, const agent_input_rules_t *rules)
     for (i = 0; i < in->nmessages; i++) {
         check_message(&in->messages[i], rules->roles);
     }
+
+    check_sent(in);
 
     assert(in->thread_id.len == 0 || agent_id_check(in->thread_id) == NULL);
     assert(in->run_id.len == 0 || agent_id_check(in->run_id) == NULL);
@@ -466,6 +494,23 @@ check_body(agent_str_t body, const agent_request_t *req)
     }
 }
 
+/* A name of a tool that providers take. */
+static int
+is_tool_name(agent_str_t s)
+{
+    size_t i;
+    static const char chars[] = "abcdefghijklmnopqrstuvwxyz"
+                                "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-";
+
+    for (i = 0; i < s.len; i++) {
+        if (memchr(chars, s.data[i], sizeof(chars) - 1) == NULL) {
+            return 0;
+        }
+    }
+
+    return s.len != 0 && s.len <= 64;
+}
+
 static void
 check_request(const agent_input_t *in, int has_system)
 {
@@ -509,10 +554,15 @@ check_request(const agent_input_t *in, int has_system)
     agent_buf_init(&body, &agent_alloc_libc);
     rc = agent_codec_find(AGENT_STR("openai"))->request(&body, &req, &fault);
 
+    for (i = 0; i < in->ntools && is_tool_name(in->tools[i].name);) {
+        i++;
+    }
+
     if (rc == AGENT_OK) {
+        assert(i == in->ntools);
         check_body(agent_buf_str(&body), &req);
     } else {
-        assert(in->ntools != 0); /* the name of one is not for providers */
+        assert(i < in->ntools);
         check_refusal(rc, &fault);
     }
 

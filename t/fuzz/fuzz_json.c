@@ -82,6 +82,7 @@ check_escaped(agent_str_t s)
     agent_str_t plain;
     json_t *v = quoted(s);
     int escaped = agent_json_is_escaped(s);
+    static const size_t sizes[] = {0, 1, 3, 5, 11, 12, 13};
 
     assert(escaped == json_is_string(v));
 
@@ -99,8 +100,8 @@ check_escaped(agent_str_t s)
         assert(memcmp(plain.data, json_string_value(v), plain.len) == 0);
         assert(agent_utf8_valid(plain) == plain.len);
 
-        for (i = 0; i < 16; i++) {
-            check_cut(s, i);
+        for (i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+            check_cut(s, sizes[i]);
         }
 
         check_cut(s, s.len / 2);
@@ -110,6 +111,23 @@ check_escaped(agent_str_t s)
 
     json_decref(v);
     agent_buf_free(&b);
+}
+
+/* Lines alone: one that is wrong does not hide the next. */
+static void
+check_lines(agent_str_t s)
+{
+    const char *eol;
+    agent_str_t line;
+
+    while (s.len != 0 && (eol = memchr(s.data, '\n', s.len)) != NULL) {
+        line.data = s.data;
+        line.len = (size_t) (eol - s.data);
+        check_escaped(line);
+
+        s.data += line.len + 1;
+        s.len -= line.len + 1;
+    }
 }
 
 /* Any bytes as text to escape. */
@@ -397,6 +415,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     json_t *tree;
 
     check_escaped(s);
+    check_lines(s);
     check_escape(s);
     check_repair(s);
 

@@ -1,6 +1,7 @@
 /*
  * The scanner of chunks against the general path: a chunk that the scanner
- * takes means the same to both, alone and behind other chunks.
+ * takes means the same to both, alone and behind other chunks, and so does one
+ * that is taken for the form of another.
  *
  * The input: chunks, a line each; also all of it as one chunk.
  */
@@ -74,9 +75,23 @@ check_meaning(agent_str_t chunk, const agent_chat_scan_t *scan)
     collect_free(&c);
 }
 
+/* What the form of a chunk before lets pass is what the scanner says. */
+static void
+check_form(const agent_chat_form_t *form, agent_str_t chunk, agent_rc_t rc,
+           const agent_chat_scan_t *scan)
+{
+    agent_chat_scan_t known;
+
+    if (agent_chat_form_match(form, chunk, &known) == AGENT_OK) {
+        assert(rc == AGENT_OK);
+        assert(agent_str_eq(known.text, scan->text));
+        assert(agent_str_eq(known.reasoning, scan->reasoning));
+    }
+}
+
 /* A copy of exactly that size: ASan sees a byte too far. */
 static void
-check_chunk(agent_str_t chunk)
+check_chunk(agent_chat_form_t *form, agent_str_t chunk)
 {
     char *copy = malloc(chunk.len != 0 ? chunk.len : 1);
     agent_rc_t rc;
@@ -92,8 +107,12 @@ check_chunk(agent_str_t chunk)
 
     rc = agent_chat_scan(s, &scan);
     assert(rc == AGENT_OK || rc == AGENT_DECLINED);
+    check_form(form, s, rc, &scan);
 
     if (rc == AGENT_OK) {
+        agent_chat_form_learn(form, s, &scan);
+        check_form(form, s, rc, &scan);
+
         root = json_loadb(s.data, s.len,
                           JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, NULL);
         assert(json_is_object(root));
@@ -153,14 +172,16 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     agent_str_t all = {(const char *) data, size}, line, rest = all;
     collect_t fast, slow;
     agent_buf_t one, two;
+    agent_chat_form_t form;
 
-    check_chunk(all);
+    memset(&form, 0, sizeof(agent_chat_form_t));
+    check_chunk(&form, all);
 
     while (rest.len != 0 && (eol = memchr(rest.data, '\n', rest.len)) != NULL) {
         n = (size_t) (eol - rest.data);
         line.data = rest.data;
         line.len = n;
-        check_chunk(line);
+        check_chunk(&form, line);
         rest.data += n + 1;
         rest.len -= n + 1;
     }

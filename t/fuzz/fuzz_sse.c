@@ -1,5 +1,6 @@
 /*
- * The reader of event streams: the events do not depend on how the bytes come.
+ * The reader of event streams: the events do not depend on how the bytes come,
+ * and are those that a reader finds who has all the time in the world.
  *
  * The input: a line whose bytes are numbers in their low six bits ("A" is 1,
  * "@" is 0), then the stream.  The first number is the limit of an event (0:
@@ -126,6 +127,164 @@ read_stream(reading_t *r, agent_str_t stream, size_t limit, agent_str_t lengths,
     agent_sse_free(&s);
 }
 
+/* --- the slow reader: WHATWG HTML, section 9.2.6, word by word ------------ */
+
+typedef struct {
+    reading_t *r;
+    agent_buf_t data;
+    agent_buf_t type;
+    agent_buf_t id;
+    int has_data;
+} slow_t;
+
+static void
+slow_report(slow_t *s, agent_str_t data, int error)
+{
+    agent_sse_event_t ev;
+
+    ev.type = agent_buf_str(&s->type);
+    ev.data = data;
+    ev.id = agent_buf_str(&s->id);
+    ev.error = error;
+
+    (void) note(s->r, &ev);
+}
+
+static void
+slow_dispatch(slow_t *s)
+{
+    if (s->has_data) {
+        s->data.len--; /* the last LF */
+        slow_report(s, agent_buf_str(&s->data), 0);
+    }
+
+    s->has_data = 0;
+    s->data.len = 0;
+    s->type.len = 0;
+}
+
+static void
+slow_retry(slow_t *s, agent_str_t value)
+{
+    size_t i;
+    uint64_t n = 0;
+
+    for (i = 0; i < value.len; i++) {
+        if (value.data[i] < '0' || value.data[i] > '9' ||
+            __builtin_mul_overflow(n, 10, &n) ||
+            __builtin_add_overflow(n, value.data[i] - '0', &n)) {
+            return;
+        }
+    }
+
+    if (value.len != 0) {
+        s->r->retry = n;
+        s->r->has_retry = 1;
+    }
+}
+
+static void
+slow_field(slow_t *s, agent_str_t name, agent_str_t value)
+{
+    if (agent_str_eq(name, AGENT_STR("data"))) {
+        agent_buf_add_str(&s->data, value);
+        agent_buf_add_char(&s->data, '\n');
+        s->has_data = 1;
+
+    } else if (agent_str_eq(name, AGENT_STR("event"))) {
+        s->type.len = 0;
+        agent_buf_add_str(&s->type, value);
+
+    } else if (agent_str_eq(name, AGENT_STR("id")) && !has(value, '\0')) {
+        s->id.len = 0;
+        agent_buf_add_str(&s->id, value);
+
+    } else if (agent_str_eq(name, AGENT_STR("retry"))) {
+        slow_retry(s, value);
+
+    } else if (agent_str_eq(name, AGENT_STR("error"))) {
+        slow_report(s, value, 1); /* not of the standard */
+    }
+}
+
+static void
+slow_line(slow_t *s, agent_str_t line)
+{
+    const char *colon;
+    agent_str_t value = {"", 0};
+
+    if (line.len == 0) {
+        slow_dispatch(s);
+        return;
+    }
+
+    colon = memchr(line.data, ':', line.len);
+
+    if (colon != NULL) {
+        value.data = colon + 1;
+        value.len = line.len - (size_t) (value.data - line.data);
+        line.len = (size_t) (colon - line.data);
+
+        if (value.len != 0 && value.data[0] == ' ') {
+            value.data++;
+            value.len--;
+        }
+    }
+
+    slow_field(s, line, value); /* a comment has no name */
+}
+
+static void
+read_slowly(reading_t *r, agent_str_t in)
+{
+    slow_t s;
+    agent_str_t line;
+
+    memset(r, 0, sizeof(reading_t));
+    memset(&s, 0, sizeof(slow_t));
+    agent_buf_init(&r->events, &agent_alloc_libc);
+    agent_buf_init(&s.data, &agent_alloc_libc);
+    agent_buf_init(&s.type, &agent_alloc_libc);
+    agent_buf_init(&s.id, &agent_alloc_libc);
+    s.r = r;
+
+    if (in.len >= 3 && memcmp(in.data, "\xef\xbb\xbf", 3) == 0) {
+        in.data += 3;
+        in.len -= 3;
+    }
+
+    while (in.len != 0) {
+        line.data = in.data;
+        line.len = 0;
+
+        while (line.len < in.len && line.data[line.len] != '\n' &&
+               line.data[line.len] != '\r') {
+            line.len++;
+        }
+
+        slow_line(&s, line);
+
+        in.data += line.len;
+        in.len -= line.len;
+
+        if (in.len > 1 && in.data[0] == '\r' && in.data[1] == '\n') {
+            in.data++;
+            in.len--;
+        }
+
+        if (in.len != 0) {
+            in.data++;
+            in.len--;
+        }
+    }
+
+    slow_dispatch(&s); /* also beyond the standard */
+
+    agent_buf_free(&s.data);
+    agent_buf_free(&s.type);
+    agent_buf_free(&s.id);
+}
+
 static int
 same(const reading_t *a, const reading_t *b)
 {
@@ -170,6 +329,13 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     read_stream(&whole, stream, limit, AGENT_STR(""), 0);
     check(&whole, stream, limit, lengths);
     check(&whole, stream, limit, AGENT_STR("A"));
+
+    if (limit == 0) {
+        read_slowly(&part, stream);
+        part.pending = whole.pending;
+        assert(same(&part, &whole));
+        agent_buf_free(&part.events);
+    }
 
     /* an event that the handler refuses is the last one */
 

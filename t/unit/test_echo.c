@@ -4,6 +4,8 @@
 #include "collect.h"
 #include "tap.h"
 
+#include <time.h>
+
 /* Its whole answer, n tokens at a time. */
 static agent_rc_t
 echo(collect_t *c, const char *body, unsigned n, unsigned *steps)
@@ -322,6 +324,94 @@ test_bytes(void)
     agent_buf_free(&b);
 }
 
+/* What an answer costs is no product of what was sent. */
+static void
+test_cost(void)
+{
+    size_t i, k, n = 10000;
+    clock_t start = clock();
+    agent_buf_t b;
+    agent_echo_t *e;
+
+    /* eight levels that require a member twenty times: 20^8 values */
+
+    agent_buf_init(&b, &agent_alloc_libc);
+    agent_buf_add_lit(
+        &b, "{\"messages\":[" USER(
+                "call f") "],\"tools\":[{"
+                          "\"function\":{\"name\":\"f\",\"parameters\":");
+
+    for (i = 0; i < 8; i++) {
+        agent_buf_add_lit(&b, "{\"required\":[\"a\"");
+
+        for (k = 1; k < 20; k++) {
+            agent_buf_add_lit(&b, ",\"a\"");
+        }
+
+        agent_buf_add_lit(&b, "],\"properties\":{\"a\":");
+    }
+
+    agent_buf_add_lit(&b, "7}}}}}}}}}}}}}}}}}}]}");
+
+    e = agent_echo_create(agent_buf_str(&b), &agent_alloc_libc);
+    agent_buf_reset(&b);
+    k = e != NULL && agent_echo_next(e, 1000000, &b) == AGENT_DONE;
+    ok(k == 1 && b.len > 65536 && b.len < ((size_t) 10 << 20),
+       "arguments that would not end: %zu bytes", b.len);
+    agent_echo_destroy(e);
+
+    /* many results, each of another call */
+
+    agent_buf_reset(&b);
+    agent_buf_add_lit(&b, "{\"messages\":[{\"tool_calls\":[{}");
+
+    for (i = 0; i < n; i++) {
+        agent_buf_add_lit(&b, ",{\"id\":\"");
+        agent_buf_add_uint(&b, i);
+        agent_buf_add_lit(&b, "\",\"function\":{\"name\":\"f\"}}");
+    }
+
+    agent_buf_add_lit(&b, "]}");
+
+    for (i = 0; i < n; i++) {
+        agent_buf_add_lit(&b, ",{\"role\":\"tool\",\"tool_call_id\":\"");
+        agent_buf_add_uint(&b, i);
+        agent_buf_add_lit(&b, "\"}");
+    }
+
+    agent_buf_add_lit(&b, "]}");
+
+    e = agent_echo_create(agent_buf_str(&b), &agent_alloc_libc);
+    ok(e != NULL, "%zu results", n);
+    agent_echo_destroy(e);
+
+    /* tools that a long question may name */
+
+    agent_buf_reset(&b);
+    agent_buf_add_lit(&b, "{\"messages\":[{\"role\":\"user\",\"content\":\"");
+
+    for (i = 0; i < 50 * n; i++) {
+        agent_buf_add_char(&b, 'f');
+    }
+
+    agent_buf_add_lit(&b, "\"}],\"tools\":[{}");
+
+    for (i = 0; i < n; i++) {
+        agent_buf_add_lit(&b, ",{\"function\":{\"name\":\"ffffffg\"}}");
+    }
+
+    agent_buf_add_lit(&b, "]}");
+
+    e = agent_echo_create(agent_buf_str(&b), &agent_alloc_libc);
+    ok(e != NULL, "%zu tools and a long question", n);
+    agent_echo_destroy(e);
+
+    agent_buf_free(&b);
+
+    ok(clock() - start < 10 * CLOCKS_PER_SEC, "in %.2f s",
+       (double) (clock() - start) / CLOCKS_PER_SEC);
+}
+
 static unsigned json_calls, json_fail_at;
 
 static void *
@@ -395,6 +485,7 @@ main(void)
     test_rates();
     test_bad_bodies();
     test_bytes();
+    test_cost();
     test_nomem();
 
     return done_testing();

@@ -608,7 +608,6 @@ static const char *const leaks[] = {
     "[0SECRET]",
     "[1.SECRET]",
     "[1eSECRET]",
-    "[\"SECRET\",99999999999999999999]",
     "[\"SECRET\",1e999]",
     "[\"' near 'SECRET' near '\" SECRET]",
 };
@@ -631,7 +630,12 @@ static void
 test_faults(void)
 {
     size_t i;
+    json_t *root;
     agent_fault_t fault;
+
+    root = load("[18446744073709551615,1]", 64, 1000, &fault);
+    ok(json_is_array(root), "an integer beyond 64 bits is JSON all the same");
+    json_decref(root);
 
     for (i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
         ok(load(faults[i].text, 64, 1000, &fault) == NULL &&

@@ -47,6 +47,7 @@ struct ngx_agent_transfer_s {
     ngx_str_t                           *addrs;   /* one after the other */
     ngx_uint_t                           naddrs;
     ngx_uint_t                           tried;
+    ngx_msec_t                           connecting;/* since */
     u_char                              *addr_text;/* NULL: the model's */
     ngx_resolver_ctx_t                  *resolve;
 
@@ -637,10 +638,19 @@ ngx_agent_curl_setup(ngx_agent_transfer_t *t)
 
     model = t->model;
 
-    /* the addresses share the time */
+    /* each address but the last has half of the time that is left */
 
-    timeout = model->connect_timeout / ngx_max(t->naddrs, 1);
-    timeout = ngx_max(timeout, 1);
+    if (t->tried <= 1) {
+        t->connecting = ngx_current_msec;
+    }
+
+    timeout = ngx_current_msec - t->connecting;
+    timeout = (timeout < model->connect_timeout)
+              ? model->connect_timeout - timeout : 1;
+
+    if (t->tried < t->naddrs) {
+        timeout = ngx_max(timeout / 2, ngx_min(timeout, 1000));
+    }
 
     e = curl_easy_init();
     if (e == NULL) {

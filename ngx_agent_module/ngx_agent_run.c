@@ -19,6 +19,7 @@ static void ngx_agent_run_stop_call(ngx_agent_run_t *run, ngx_uint_t reuse);
 static void ngx_agent_run_wake_handler(ngx_event_t *ev);
 static void ngx_agent_run_free(ngx_agent_run_t *run);
 static void ngx_agent_run_tick(ngx_event_t *ev);
+static void ngx_agent_run_clock(ngx_event_t *ev);
 static void ngx_agent_model_next(ngx_agent_model_t *model);
 static void ngx_agent_run_log_fault(ngx_agent_run_t *run,
     const agent_fault_t *fault, const char *detail);
@@ -50,6 +51,7 @@ static const ngx_agent_transfer_handlers_t  ngx_agent_run_handlers = {
 static ngx_queue_t  ngx_agent_runs;
 static ngx_queue_t  ngx_agent_buckets[NGX_AGENT_BUCKETS];
 static ngx_event_t  ngx_agent_ticker;
+static ngx_event_t  ngx_agent_clock;         /* notes when exiting began */
 static ngx_msec_t   ngx_agent_tick;
 static ngx_msec_t   ngx_agent_shutdown;      /* after this time of exiting */
 static ngx_msec_t   ngx_agent_exiting_since;
@@ -74,6 +76,19 @@ ngx_agent_run_init_process(ngx_cycle_t *cycle)
 
     if (t && t < 4 * NGX_AGENT_TICK) {
         ngx_agent_tick = ngx_max(t / 4, 1);
+    }
+
+    /* not by the ticker: a run may come when the worker is leaving already */
+
+    if (ngx_agent_shutdown) {
+        ngx_memzero(&ngx_agent_clock, sizeof(ngx_event_t));
+
+        ngx_agent_clock.handler = ngx_agent_run_clock;
+        ngx_agent_clock.log = cycle->log;
+        ngx_agent_clock.data = &ngx_agent_clock;
+        ngx_agent_clock.cancelable = 1;
+
+        ngx_add_timer(&ngx_agent_clock, ngx_agent_tick);
     }
 
     ngx_queue_init(&ngx_agent_runs);
@@ -1219,30 +1234,45 @@ ngx_agent_run_check(ngx_agent_run_t *run, ngx_uint_t shutdown)
 
 
 static void
+ngx_agent_run_exiting(void)
+{
+    if (!ngx_exiting) {
+        return;
+    }
+
+    /* it may have begun just after the last look */
+
+    if (ngx_agent_exiting_since == 0) {
+        ngx_agent_exiting_since = ngx_current_msec - ngx_agent_tick;
+    }
+
+    if (ngx_agent_shutdown
+        && ngx_current_msec - ngx_agent_exiting_since >= ngx_agent_shutdown)
+    {
+        ngx_agent_shutdown_passed = 1;
+    }
+}
+
+
+static void
+ngx_agent_run_clock(ngx_event_t *ev)
+{
+    ngx_agent_run_exiting();
+
+    ngx_add_timer(ev, ngx_agent_tick);
+}
+
+
+static void
 ngx_agent_run_tick(ngx_event_t *ev)
 {
     ngx_uint_t        shutdown;
     ngx_queue_t      *q, *next;
     ngx_agent_run_t  *run;
 
-    shutdown = 0;
+    ngx_agent_run_exiting();
 
-    if (ngx_exiting) {
-
-        /* it may have begun just after the last tick */
-
-        if (ngx_agent_exiting_since == 0) {
-            ngx_agent_exiting_since = ngx_current_msec - ngx_agent_tick;
-        }
-
-        if (ngx_agent_shutdown
-            && ngx_current_msec - ngx_agent_exiting_since
-               >= ngx_agent_shutdown)
-        {
-            shutdown = 1;
-            ngx_agent_shutdown_passed = 1;
-        }
-    }
+    shutdown = ngx_agent_shutdown_passed;
 
     /* runs are only freed by their wake handler, so the list stays whole */
 

@@ -897,14 +897,24 @@ ngx_agent_model_endpoint(ngx_conf_t *cf, ngx_agent_model_t *model)
         return NGX_ERROR;
     }
 
-    model->host = u.host;
     model->port = u.port;
     model->literal = (u.naddrs > 0);
 
-    if (model->host.len > 2 && model->host.data[0] == '[') {
-        model->host.data++;
-        model->host.len -= 2;
+    if (u.host.len > 2 && u.host.data[0] == '[') {
+        u.host.data++;
+        u.host.len -= 2;
     }
+
+    /* a copy: nginx's resolver lowers the letters of a name in place, and a
+     * default url stands in memory that cannot be written */
+
+    model->host.len = u.host.len;
+    model->host.data = ngx_pstrdup(cf->pool, &u.host);
+    if (model->host.data == NULL) {
+        return NGX_ERROR;
+    }
+
+    ngx_strlow(model->host.data, model->host.data, model->host.len);
 
     if (model->host.len > 253) {
         ngx_agent_conf_error(cf, NGX_LOG_EMERG, &model->url_where,

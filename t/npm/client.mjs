@@ -11,6 +11,7 @@
 // Prints one JSON line {mode, ok, ...}; whatever the client warns about is a
 // failure, for its warnings are where it mends what a server did wrong.
 
+import { randomUUID } from 'node:crypto';
 import { HttpAgent, verifyEvents } from '@ag-ui/client';
 import { EventSchemas } from '@ag-ui/core/schemas';
 import { from, lastValueFrom, toArray } from 'rxjs';
@@ -28,12 +29,12 @@ function check(condition, message) {
   if (!condition) throw new Error(message);
 }
 
-const user = (content) => ({ id: crypto.randomUUID(), role: 'user', content });
+const user = (content) => ({ id: randomUUID(), role: 'user', content });
 
 const newAgent = (...messages) =>
   new HttpAgent({
     url,
-    threadId: crypto.randomUUID(),
+    threadId: randomUUID(),
     initialMessages: messages,
   });
 
@@ -124,7 +125,7 @@ const modes = {
     );
 
     agent.addMessage({
-      id: crypto.randomUUID(),
+      id: randomUUID(),
       role: 'tool',
       toolCallId: call.id,
       content: 'sunny',

@@ -1174,7 +1174,7 @@ test_form(const agent_buf_t *chunks, size_t n)
         }
     }
 
-    ok(wrong == 0 && forms > 10 && matched > forms * 5,
+    ok(wrong == 0 && forms > 0 && matched > forms * 5,
        "forms agree with the scanner: %zu forms, %zu matches", forms, matched);
 }
 

@@ -945,6 +945,30 @@ ngx_agent_model_endpoint(ngx_conf_t *cf, ngx_agent_model_t *model)
 }
 
 
+/* what a server may repeat and nobody is to see */
+
+static ngx_int_t
+ngx_agent_model_secret(ngx_conf_t *cf, ngx_agent_model_t *model,
+    ngx_str_t *secret)
+{
+    u_char  *p;
+
+    p = ngx_pnalloc(cf->pool, model->secrets.len + secret->len + 1);
+    if (p == NULL) {
+        return NGX_ERROR;
+    }
+
+    ngx_memcpy(p, model->secrets.data, model->secrets.len);
+    ngx_memcpy(p + model->secrets.len, secret->data, secret->len);
+    p[model->secrets.len + secret->len] = LF;
+
+    model->secrets.data = p;
+    model->secrets.len += secret->len + 1;
+
+    return NGX_OK;
+}
+
+
 static char *
 ngx_agent_model_key(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 {
@@ -959,7 +983,8 @@ ngx_agent_model_key(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
     value = cf->args->elts;
 
     if (ngx_agent_secret(cf, &value[1], NGX_AGENT_SECRET_ONLY, &model->key)
-        != NGX_OK)
+        != NGX_OK
+        || ngx_agent_model_secret(cf, model, &model->key) != NGX_OK)
     {
         return NGX_CONF_ERROR;
     }
@@ -1016,6 +1041,14 @@ ngx_agent_model_header(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
     }
 
     if (ngx_agent_secret(cf, &value[2], 0, &secret) != NGX_OK) {
+        return NGX_CONF_ERROR;
+    }
+
+    /* a value that does not stand in the configuration itself */
+
+    if (secret.data != value[2].data
+        && ngx_agent_model_secret(cf, model, &secret) != NGX_OK)
+    {
         return NGX_CONF_ERROR;
     }
 

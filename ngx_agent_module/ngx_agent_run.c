@@ -567,7 +567,7 @@ ngx_agent_run_create(ngx_http_request_t *r, ngx_http_agent_ctx_t *ctx,
 
     ngx_memzero(&limits, sizeof(agent_answer_limits_t));
 
-    limits.secret = ngx_agent_str(&run->model->key);
+    limits.secret = ngx_agent_str(&run->model->secrets);
 
     run->answer = agent_answer_create(run->model->codec, ngx_agent_run_delta,
                                       run, conf.seed, &limits,

@@ -67,6 +67,7 @@ struct ngx_agent_model_s {
 
     ngx_str_t                    model;
     ngx_str_t                    key;          /* the secret itself */
+    ngx_str_t                    secrets;      /* all, a line each: masked */
     ngx_array_t                 *headers;      /* of ngx_str_t, "Name: value" */
     void                        *header_list;  /* struct curl_slist */
     ngx_array_t                 *set;          /* of agent_param_t */

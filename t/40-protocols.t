@@ -847,8 +847,12 @@ subtest 'a reader that stops' => sub {
 
     note sprintf '%.0f MB before, %.0f, %.0f MB', $before, @rss;
     is(status_of('/flood', $s[0]), 'running', 'meanwhile the runs go on');
-    cmp_ok($rss[1] - $before, '<', 12 * 12, 'memory has a limit for each');
-    cmp_ok($rss[1] - $rss[0], '<', 12, '... and does not grow');
+
+    SKIP: {
+        skip 'a sanitizer keeps freed memory', 2 if $ENV{AGENT_STATIC};
+        cmp_ok($rss[1] - $before, '<', 12 * 12, 'memory has a limit for each');
+        cmp_ok($rss[1] - $rss[0], '<', 12, '... and does not grow');
+    }
 
     # one of them comes back: it is told what it missed
     my $back = $s[0];

@@ -93,7 +93,7 @@ my ($http, $locations) = agent_blocks(
     quiet  => 'hang,at=role',
     chat   => 'words,n=100000,delay=0.2',
     sink   => { url => 'http://127.0.0.1:%%PORT9%%/v1' },
-    large  => { url => "$flood/big,kb=12000,delta=8000/v1" },
+    large  => { url => "$flood/big,kb=3000,delta=8000/v1" },
     rush   => { url => "$flood/rush/v1" },
     stay   => { url => "$flood/stay,kb=4000/v1" },
     map { ("up-$_->[0]" => { url => "$flood/raw,name=$_->[0]"
@@ -606,9 +606,9 @@ subtest 'hostile models' => sub {
 subtest 'full speed' => sub {
 
     # one alone
-    my ($r) = hold('12 MB at full speed', sub {
+    my ($r) = hold('3 MB at full speed', sub {
         $t->post_run({}, path => '/large', timeout => 30) });
-    is(length check_run($r->events)->{text}, 12000 * 1024, '... whole');
+    is(length check_run($r->events)->{text}, 3000 * 1024, '... whole');
     ($r) = hold('echo of 1 MB', sub {
         $t->post_run({ text => 'word ' x 100_000 }, path => '/echo',
             timeout => 30) });
@@ -690,7 +690,12 @@ subtest 'joining' => sub {
             $c->wait(0.5);
         });
         my $more = rss() - $before;
-        cmp_ok($more, '<', 100, '... do not cost a snapshot each');
+
+        SKIP: {
+            skip 'a sanitizer keeps freed memory', 1 if $ENV{AGENT_STATIC};
+            cmp_ok($more, '<', 100, '... do not cost a snapshot each');
+        }
+
         diag sprintf '100 readers of a run of 4 MB who read nothing: %.0f MB',
             $more;
         $c->close;

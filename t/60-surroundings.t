@@ -68,6 +68,10 @@ $t->write_file('files/plain.html', "plain\n");
 
 $t->upstream(tls => 1);
 
+my $added = $t->{version} =~ /http_addition_module/
+    ? 'addition_types *; add_after_body /ok; add_before_body /ok/capabilities;'
+    : '';
+
 # what two servers include
 $t->write_file('realm.conf', <<'EOF');
 location /realm {
@@ -328,8 +332,7 @@ $http
         }
         location /sub/added {
             alias %%DIR%%/files/plain.html;
-            ssi on;
-            ssi_types *;
+            $added
         }
         location /take-over { proxy_pass http://127.0.0.1:%%PORT9%%; }
 
@@ -993,6 +996,10 @@ subtest 'subrequests' => sub {
         is($t->request('GET', '/sub/auth')->{status}, 500, 'auth_request');
         is(post('/sub/auth-run')->{status}, 500, '... of a run');
         is(post('/sub/mirror-static')->{status}, 401, 'mirror');
+        $r = $t->request('GET', '/sub/added');
+        is($r->{status}, 200, 'addition');
+        like($r->{body}, qr/^plain$/m, '... the file');
+        unlike($r->{body}, qr/identity|RUN_/, '... and nothing of agents');
     });
 
     $u->forget;
@@ -1157,7 +1164,7 @@ subtest 'a page of another origin' => sub {
         my %plain = (headers => $proof, cookie => $cookie);
 
         my $s = fetch($app, 'POST', $path, %run);
-        ok(ref $s, "$path: a run") or diag $s;
+        ok(ref $s, "$path: a run") or diag($s), next;
         is($s->{status}, 200, '... status');
         my $id = $s->{seen}{'x-agent-run-id'};
         ok($id, '... its id can be seen');

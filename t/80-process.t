@@ -662,8 +662,10 @@ subtest 'many reloads' => sub {
                 or diag explain \%before, \%now;
             is($now{worker}{$_} // 0, $before{worker}{$_} // 0,
                 "fds of a worker: $_") for qw(eventpoll memfd eventfd file);
-            cmp_ok(abs(($now{worker}{socket} // 0)
-                - ($before{worker}{socket} // 0)), '<=', 4, '... socket')
+
+            # some are of the model calls that this worker happened to get
+            cmp_ok(($now{worker}{socket} // 0)
+                - ($before{worker}{socket} // 0), '<=', 8, '... socket')
                 or diag explain \%before, \%now;
         }
     }

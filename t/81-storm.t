@@ -27,11 +27,11 @@ my $delay = 1 / $rate;
 my $base = AgentTest->new;
 my $u = $base->upstream;
 
-# opts: workers, events, listen
+# opts: workers, events, listen, http
 sub config {
     my ($t, %o) = @_;
     my $workers = $o{workers} // 1;
-    my %l = map { ($_ => $o{$_} // '') } qw(events listen);
+    my %l = map { ($_ => $o{$_} // '') } qw(events listen http);
     my ($http, $locations) = agent_blocks(
         ok      => 'ok',
         (map { ("w$_" => "words,n=$_,delay=$delay") } 20, 40, 80),
@@ -55,7 +55,7 @@ worker_rlimit_nofile 20000;
 events { worker_connections 8192; $l{events} }
 http {
     %%GLOBALS_HTTP%%
-    proxy_cache_path %%DIR%%/cache keys_zone=cache:1m;    # more processes
+    $l{http}
 $http
     agent_model echo { provider echo; set tokens_per_second $rate; }
     agent_model slow { provider echo; set tokens_per_second 1; }
@@ -354,7 +354,8 @@ subtest 'workers are killed while they leave' => sub {
 # All that an administrator and the kernel do to processes, in no order.  A
 # stream may only end badly where its worker was killed or told to stop at once.
 subtest 'a bad day' => sub {
-    my $t = nginx(workers => 3, listen => 'reuseport');
+    my $t = nginx(workers => 3, listen => 'reuseport',
+        http => 'proxy_cache_path %%DIR%%/cache keys_zone=cache:1m;');
     my $good = $t->{conf};
     my $seconds = $scale >= 50 ? 300 : 10;
     my (@open, %hurt, %stopped, %bad, %did, @ids);

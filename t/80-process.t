@@ -779,7 +779,7 @@ subtest 'a worker is stopped for a while' => sub {
     kill 'CONT', $worker;
     my $woken = time;
 
-    ok(read_all([ @s, @idle, @first ], SLACK), 'the streams go on to their end');
+    ok(read_all([ @s, @idle, @first ], SLACK), 'the streams go on and end');
     is_deeply(whole(@s), { complete => 20 }, '... as a whole');
 
     # as proxy_read_timeout: nginx looks at its clock before it reads
@@ -943,7 +943,8 @@ subtest 'a broken configuration' => sub {
         'no port'   => [ qr/bind\(\).*failed|still could not bind/, sub {
             s/(listen [^;]+;)/$1 listen 127.0.0.1:$up;/ } ],
         'a zone'    => [ qr/ngx_agent_registry|zone/, sub {
-            s/(server \{)/limit_req_zone \$uri zone=ngx_agent_registry:1m rate=1r\/s; $1/
+            s{(server \{)}{limit_req_zone \$uri zone=ngx_agent_registry:1m
+                rate=1r/s; $1};
         } ],
     );
     my @workers = sort $t->workers;
@@ -1121,7 +1122,9 @@ const post = (path, name) => {
     r.on('response', h => { status = h[':status']; });
     r.on('data', d => {
         body += d;
-        if (!begun && /CONTENT/.test(body)) { begun = true; say(name, 'begun'); }
+        if (begun || !/CONTENT/.test(body)) return;
+        begun = true;
+        say(name, 'begun');
     });
     r.on('error', e => say(name, e.code));
     r.on('end', () => say(name, status,

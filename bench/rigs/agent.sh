@@ -1,5 +1,5 @@
 RIG_DESC="ngx_agent_module, 1 worker"
-RIG_URL=http://127.0.0.1:17261/run
+RIG_URL=http://127.0.0.1:17271/run
 RIG_HDRS=("Content-Type: application/json")
 rig_start() {
     local d="$OUT/run/$RIG.d"; mkdir -p "$d"
@@ -14,11 +14,11 @@ http {
     agent_model stub { provider openai; url http://127.0.0.1:$STUB_PORT/v1; model stub; }
     agent stub { model stub; }
     server {
-        listen 127.0.0.1:17261 backlog=4096;
+        listen 127.0.0.1:17271 backlog=4096;
         location /run { agent_pass stub; agent_owner off; client_body_buffer_size 16k; }
     }
 }
 C
     spawn nginx -c "$d/nginx.conf"
-    wait_port 17261
+    wait_port 17271
 }

@@ -928,7 +928,16 @@ ngx_http_agent_claimed(void *data, ngx_int_t rc, ngx_agent_log_t *log,
     agent_input_free(&ctx->input);
 
     ngx_agent_subscriber_attach(r, run, ctx->json, 0);
-    ngx_agent_run_start(run);
+
+    if (run->nsubscribers) {
+        ngx_agent_run_start(run);
+
+    } else {
+
+        /* there was no memory for its reader: nobody waits for a model call */
+
+        ngx_agent_run_cancel(run);
+    }
 
     return;
 

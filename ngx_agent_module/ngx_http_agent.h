@@ -200,7 +200,7 @@ ngx_http_agent_ctx_t *ngx_http_agent_get_ctx(ngx_http_request_t *r);
 /* finds it, also when error_page has sent the request elsewhere; NULL */
 ngx_http_agent_ctx_t *ngx_http_agent_find_ctx(ngx_http_request_t *r);
 
-/* ngx_agent_conf.c: the agent_model and agent blocks */
+/* ngx_agent_conf*.c: the agent_model and agent blocks */
 
 char *ngx_agent_model_block(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
 char *ngx_agent_block(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);

@@ -490,7 +490,8 @@ CONF
         '... sends a RunAgentInput');
     is(($g->upstream->requests)[0]{json}{threadId}, $r->{input}{threadId},
         '... which it returns');
-    like($g->access_log, qr{POST /words}, 'access log');
+    # written after the answer
+    ok($g->wait_for(sub { $g->access_log =~ m{POST /words} }), 'access log');
 
     my ($code, $out) = $g->test_conf("%%GLOBALS%%\nevents { }\nnonsense on;\n");
     ok($code != 0 && $out =~ /unknown directive "nonsense"/, 'a bad text');
@@ -558,6 +559,7 @@ CONF
     $bad->conf("%%GLOBALS%%\nevents { }\nnonsense on;\n");
     ok(!eval { $bad->start; 1 }, 'a bad start');
     like($@, qr/unknown directive "nonsense"/, '... says why');
+    local $ENV{AGENT_STATIC};
     my $none = AgentTest->new(module => '/nonexistent.so');
     $none->conf("%%GLOBALS%%\nevents { }\n");
     ok(!eval { $none->start; 1 }, 'no module');

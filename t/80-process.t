@@ -519,7 +519,7 @@ subtest 'USR1' => sub {
 
 subtest 'USR2' => sub {
     my $t = nginx(workers => 2, start => \&start_daemon)
-        or plan skip_all => 'no subreaper on this system';
+        or return fail('a process that can adopt daemons (subreaper)');
     my $old = $t->pid;
     my @old = $t->workers;
     my $dir = $t->dir;
@@ -1059,7 +1059,7 @@ subtest 'one process' => sub {
 
 subtest 'nginx -s' => sub {
     my $t = nginx(start => \&start_daemon)
-        or plan skip_all => 'no subreaper on this system';
+        or return fail('a process that can adopt daemons (subreaper)');
     my @s = short($t, 10);
     ok(begun($t, @s), 'streams of a daemon');
     my ($old) = $t->workers;
@@ -1101,7 +1101,8 @@ subtest 'nginx -s' => sub {
 
 # A connection of HTTP/2 stays while it has a stream, and may ask for more.
 subtest 'HTTP/2' => sub {
-    plan skip_all => 'no node' if !grep { -x "$_/node" } split /:/, $ENV{PATH};
+    return fail('node is installed')
+        if !grep { -x "$_/node" } split /:/, $ENV{PATH};
     my $t = nginx(main => 'worker_shutdown_timeout 4s;', server =>
         'listen 127.0.0.1:%%PORT1%% http2;');
     my ($old) = $t->workers;

@@ -100,9 +100,6 @@ void ngx_agent_run_start(ngx_agent_run_t *run);
 /* a live run, or one that still has readers, of this worker; NULL */
 ngx_agent_run_t *ngx_agent_run_find(const u_char *key);
 
-/* the client's messages, for a prelude: NGX_OK, NGX_DECLINED: not kept */
-ngx_int_t ngx_agent_run_input(ngx_agent_run_t *run, agent_str_t *messages);
-
 void ngx_agent_run_cancel(ngx_agent_run_t *run);
 void ngx_agent_run_fail(ngx_agent_run_t *run, const agent_fault_t *fault);
 
@@ -115,6 +112,25 @@ void ngx_agent_run_wake(ngx_agent_run_t *run);
 
 /* the worker is on its way out and takes no new run */
 ngx_uint_t ngx_agent_draining(void);
+
+
+/* ngx_agent_run_input.c: what a run takes from the client's request */
+
+/*
+ * Fills run->body, which the run owns; "input" borrows from r.  NGX_DECLINED:
+ * the request cannot be sent, *fault says why; NGX_ERROR: no memory.
+ */
+ngx_int_t ngx_agent_run_request(ngx_agent_run_t *run, ngx_http_request_t *r,
+    agent_input_t *input, agent_fault_t *fault);
+
+/* copies the messages of a body into run->sent, if they are small enough */
+void ngx_agent_run_keep_input(ngx_agent_run_t *run, ngx_str_t *body);
+
+/*
+ * The messages as a JSON array without its brackets, for a prelude; they are
+ * run->input's.  NGX_DECLINED: they were not kept; NGX_ERROR: no memory.
+ */
+ngx_int_t ngx_agent_run_input(ngx_agent_run_t *run, agent_str_t *messages);
 
 
 /* ngx_agent_subscriber.c: a request that reads a run */

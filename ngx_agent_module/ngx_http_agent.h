@@ -200,6 +200,18 @@ ngx_http_agent_ctx_t *ngx_http_agent_get_ctx(ngx_http_request_t *r);
 /* finds it, also when error_page has sent the request elsewhere; NULL */
 ngx_http_agent_ctx_t *ngx_http_agent_find_ctx(ngx_http_request_t *r);
 
+/* ngx_agent_status.c: routes about runs; each returns like a content handler */
+
+ngx_int_t ngx_http_agent_status(ngx_http_request_t *r, ngx_str_t *id);
+ngx_int_t ngx_http_agent_cancel(ngx_http_request_t *r, ngx_str_t *id);
+ngx_int_t ngx_http_agent_capabilities(ngx_http_request_t *r);
+
+/*
+ * Sets ctx->run_id and ctx->key for a run of this request's owner;
+ * NGX_DECLINED: no id of ours; NGX_ERROR: no memory.
+ */
+ngx_int_t ngx_http_agent_run_key(ngx_http_request_t *r, ngx_str_t *id);
+
 /* ngx_agent_conf*.c: the agent_model and agent blocks */
 
 char *ngx_agent_model_block(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);

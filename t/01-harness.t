@@ -505,7 +505,8 @@ CONF
     my @after = sort $g->workers;
     is(@after, 2, '... two workers again');
     isnt("@before", "@after", '... others');
-    is(scalar($g->workers('old')), 1, '... one with a request is still there');
+    ok($g->wait_for(sub { $g->workers('old') == 1 }),
+        '... one with a request is still there');
     $s->close;
     ok($g->wait_for(sub { !$g->workers('old') }), '... until that is over');
     is_deeply([ $g->bad_log_lines ], [], 'no alarm so far');

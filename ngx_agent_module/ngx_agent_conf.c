@@ -89,6 +89,11 @@ static ngx_command_t  ngx_agent_block_commands[] = {
       ngx_agent_agent_model,
       0, 0, NULL },
 
+    { ngx_string("replay_zone"),
+      NGX_AGENT_AGENT_CONF|NGX_CONF_TAKE1,
+      ngx_agent_agent_replay,
+      0, 0, NULL },
+
     { ngx_string("system"),
       NGX_AGENT_AGENT_CONF|NGX_CONF_TAKE1,
       ngx_agent_agent_system,

@@ -54,6 +54,7 @@ ngx_int_t ngx_agent_model_finish(ngx_conf_t *cf, ngx_agent_model_t *model);
 
 /* ngx_agent_conf_agent.c: agent { } */
 char *ngx_agent_agent_model(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
+char *ngx_agent_agent_replay(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
 char *ngx_agent_agent_system(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
 char *ngx_agent_agent_memory(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
 char *ngx_agent_agent_roles(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
@@ -61,7 +62,7 @@ char *ngx_agent_agent_disconnect(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
 char *ngx_agent_agent_override(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
 
-/* when all of the file is read: finds the agent's model */
+/* when all of the file is read: finds the agent's model and zone */
 ngx_int_t ngx_agent_agent_finish(ngx_conf_t *cf,
     ngx_http_agent_main_conf_t *amcf, ngx_agent_t *agent);
 

@@ -4,6 +4,7 @@
  */
 
 #include "ngx_agent_conf.h"
+#include "ngx_agent_replay.h"
 
 
 #define NGX_AGENT_SYSTEM_MAX    (1024 * 1024)
@@ -67,10 +68,6 @@ ngx_agent_block(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
     ngx_conf_init_value(agent->client_tools, 1);
     ngx_conf_init_msec_value(agent->max_run_time, 30 * 60 * 1000);
 
-    /* without a replay zone nobody can come back to a run */
-
-    ngx_conf_init_uint_value(agent->on_disconnect, NGX_AGENT_DISCONNECT_CANCEL);
-
     if (agent->roles == 0) {
         agent->roles = AGENT_ROLE_BIT(AGENT_ROLE_USER)
                        | AGENT_ROLE_BIT(AGENT_ROLE_ASSISTANT)
@@ -120,6 +117,30 @@ ngx_agent_agent_model(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 
     agent->model_name = value[1];
     ngx_agent_where(cf, &agent->model_where);
+
+    return NGX_CONF_OK;
+}
+
+
+char *
+ngx_agent_agent_replay(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_agent_t *agent = conf;
+
+    ngx_str_t  *value;
+
+    if (agent->replay_name.data) {
+        return "is duplicate";
+    }
+
+    value = cf->args->elts;
+
+    if (value[1].len == 0) {
+        return "needs the name of an \"agent_replay_zone\"";
+    }
+
+    agent->replay_name = value[1];
+    ngx_agent_where(cf, &agent->replay_where);
 
     return NGX_CONF_OK;
 }
@@ -346,6 +367,50 @@ ngx_agent_agent_override(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 }
 
 
+/* the zone that it names, or the only one there is */
+
+static ngx_int_t
+ngx_agent_agent_store(ngx_conf_t *cf, ngx_http_agent_main_conf_t *amcf,
+    ngx_agent_t *agent)
+{
+    ngx_str_t          *name;
+    ngx_uint_t          i;
+    ngx_agent_zone_t  **zones;
+
+    name = &agent->replay_name;
+    zones = amcf->replay_zones.elts;
+
+    agent->store = &ngx_agent_local_store;
+
+    for (i = 0; i < amcf->replay_zones.nelts; i++) {
+        if ((name->len == 0 && amcf->replay_zones.nelts == 1)
+            || (zones[i]->name.len == name->len
+                && ngx_strncmp(zones[i]->name.data, name->data, name->len)
+                   == 0))
+        {
+            agent->store = zones[i]->store;
+        }
+    }
+
+    if (name->len && agent->store == &ngx_agent_local_store) {
+        ngx_agent_conf_error(cf, NGX_LOG_EMERG, &agent->replay_where,
+                             "unknown replay zone \"%V\" of agent \"%V\", "
+                             "there is no \"agent_replay_zone %V:size;\"",
+                             name, &agent->name, name);
+        return NGX_ERROR;
+    }
+
+    /* without a replay zone nobody can come back to a run */
+
+    ngx_conf_init_uint_value(agent->on_disconnect,
+                             agent->store == &ngx_agent_local_store
+                             ? NGX_AGENT_DISCONNECT_CANCEL
+                             : NGX_AGENT_DISCONNECT_CONTINUE);
+
+    return NGX_OK;
+}
+
+
 ngx_int_t
 ngx_agent_agent_finish(ngx_conf_t *cf, ngx_http_agent_main_conf_t *amcf,
     ngx_agent_t *agent)
@@ -377,5 +442,5 @@ ngx_agent_agent_finish(ngx_conf_t *cf, ngx_http_agent_main_conf_t *amcf,
         return NGX_ERROR;
     }
 
-    return NGX_OK;
+    return ngx_agent_agent_store(cf, amcf, agent);
 }

@@ -23,6 +23,7 @@ typedef enum {
     NGX_AGENT_ROUTE_RUN,            /* P */
     NGX_AGENT_ROUTE_CAPABILITIES,   /* P/capabilities */
     NGX_AGENT_ROUTE_STATUS,         /* P/runs/{id} */
+    NGX_AGENT_ROUTE_STREAM,         /* P/runs/{id}/stream */
     NGX_AGENT_ROUTE_CANCEL          /* P/runs/{id}/cancel */
 } ngx_agent_route_e;
 
@@ -36,6 +37,8 @@ typedef struct {
 static ngx_int_t ngx_http_agent_owner_value(ngx_http_request_t *r,
     ngx_http_agent_loc_conf_t *alcf, ngx_http_agent_ctx_t *ctx);
 static ngx_int_t ngx_http_agent_route(ngx_http_request_t *r,
+    ngx_agent_route_t *route);
+static ngx_int_t ngx_http_agent_run_route(ngx_str_t *s, ngx_str_t *last,
     ngx_agent_route_t *route);
 static ngx_uint_t ngx_http_agent_allowed(ngx_http_request_t *r,
     ngx_agent_route_e route);
@@ -61,6 +64,7 @@ ngx_http_agent_handler(ngx_http_request_t *r)
         ngx_string("POST"),
         ngx_string("GET, HEAD"),
         ngx_string("GET, HEAD, DELETE"),
+        ngx_string("GET"),
         ngx_string("POST")
     };
 
@@ -146,6 +150,9 @@ ngx_http_agent_handler(ngx_http_request_t *r)
         }
 
         return ngx_http_agent_status(r, &route.id);
+
+    case NGX_AGENT_ROUTE_STREAM:
+        return ngx_http_agent_stream(r, &route.id);
 
     case NGX_AGENT_ROUTE_CANCEL:
         return ngx_http_agent_cancel(r, &route.id);
@@ -363,6 +370,10 @@ ngx_http_agent_route(ngx_http_request_t *r, ngx_agent_route_t *route)
         last--;
     }
 
+    if (alcf->only_runs) {
+        return ngx_http_agent_run_route(s, last, route);
+    }
+
     if (s == last) {
         return NGX_OK;
     }
@@ -374,22 +385,41 @@ ngx_http_agent_route(ngx_http_request_t *r, ngx_agent_route_t *route)
         return NGX_OK;
     }
 
-    if (last - s < 2 || s->len != 4 || ngx_strncmp(s->data, "runs", 4) != 0
-        || s[1].len == 0)
-    {
+    if (s->len != 4 || ngx_strncmp(s->data, "runs", 4) != 0) {
         return NGX_DECLINED;
     }
 
-    route->id = s[1];
+    return ngx_http_agent_run_route(s + 1, last, route);
+}
 
-    if (last - s == 2) {
+
+/* {id} and what may follow it */
+
+static ngx_int_t
+ngx_http_agent_run_route(ngx_str_t *s, ngx_str_t *last,
+    ngx_agent_route_t *route)
+{
+    if (s >= last || s->len == 0) {
+        return NGX_DECLINED;
+    }
+
+    route->id = s[0];
+
+    if (last - s == 1) {
         route->route = NGX_AGENT_ROUTE_STATUS;
         return NGX_OK;
     }
 
-    if (last - s == 3 && s[2].len == 6
-        && ngx_strncmp(s[2].data, "cancel", 6) == 0)
-    {
+    if (last - s > 2) {
+        return NGX_DECLINED;
+    }
+
+    if (s[1].len == 6 && ngx_strncmp(s[1].data, "stream", 6) == 0) {
+        route->route = NGX_AGENT_ROUTE_STREAM;
+        return NGX_OK;
+    }
+
+    if (s[1].len == 6 && ngx_strncmp(s[1].data, "cancel", 6) == 0) {
         route->route = NGX_AGENT_ROUTE_CANCEL;
         return NGX_OK;
     }
@@ -408,6 +438,9 @@ ngx_http_agent_allowed(ngx_http_request_t *r, ngx_agent_route_e route)
 
     case NGX_AGENT_ROUTE_STATUS:
         return r->method & (NGX_HTTP_GET|NGX_HTTP_HEAD|NGX_HTTP_DELETE);
+
+    case NGX_AGENT_ROUTE_STREAM:
+        return r->method & NGX_HTTP_GET;
 
     default:
         return r->method & NGX_HTTP_POST;
@@ -777,8 +810,8 @@ ngx_http_agent_start(ngx_http_request_t *r)
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
-    ngx_agent_local_store.claim(&ngx_agent_local_store, ctx->key,
-                                &ctx->thread_id, ngx_http_agent_claimed, r);
+    alcf->agent->store->claim(alcf->agent->store, ctx->key, &ctx->thread_id,
+                              ngx_http_agent_claimed, r);
 
     return NGX_DONE;
 }
@@ -788,7 +821,11 @@ static ngx_int_t
 ngx_http_agent_attach(ngx_http_request_t *r, ngx_http_agent_ctx_t *ctx,
     ngx_int_t rc, ngx_agent_run_info_t *info)
 {
-    ngx_agent_run_t  *run;
+    ngx_agent_feed_t           *feed;
+    ngx_agent_start_t           start;
+    ngx_http_agent_loc_conf_t  *alcf;
+
+    alcf = ngx_http_get_module_loc_conf(r, ngx_http_agent_module);
 
     if (info->thread_len != ctx->thread_id.len
         || ngx_memcmp(info->thread, ctx->thread_id.data, info->thread_len)
@@ -811,11 +848,27 @@ ngx_http_agent_attach(ngx_http_request_t *r, ngx_http_agent_ctx_t *ctx,
         ctx->thread_id.len = info->thread_len;
     }
 
-    run = ngx_agent_run_find(ctx->key);
+    feed = ngx_agent_feed_find(ctx->key);
 
-    if (run) {
+    if (feed == NULL && !info->gone
+        && alcf->agent->store != &ngx_agent_local_store)
+    {
+        feed = ngx_agent_feed_open(alcf->agent, ctx->key, &ctx->run_id, info);
+
+        if (feed == NULL) {
+            return NGX_HTTP_INTERNAL_SERVER_ERROR;
+        }
+    }
+
+    if (feed) {
         agent_input_free(&ctx->input);
-        ngx_agent_subscriber_attach(r, run, ctx->json, 1);
+
+        ngx_memzero(&start, sizeof(ngx_agent_start_t));
+
+        start.json = ctx->json;
+        start.attached = 1;
+
+        ngx_agent_subscriber_attach(r, feed, &start);
 
         return NGX_DONE;
     }
@@ -834,25 +887,6 @@ ngx_http_agent_attach(ngx_http_request_t *r, ngx_http_agent_ctx_t *ctx,
 }
 
 
-/* one line a minute */
-
-static void
-ngx_http_agent_zone_full(ngx_http_request_t *r)
-{
-    static time_t  last;
-
-    if (ngx_time() - last < 60) {
-        return;
-    }
-
-    last = ngx_time();
-
-    ngx_log_error(NGX_LOG_ERR, r->connection->log, 0,
-                  "agent: the registry is full of live runs, new ones are "
-                  "refused");
-}
-
-
 static void
 ngx_http_agent_claimed(void *data, ngx_int_t rc, ngx_agent_log_t *log,
     ngx_agent_run_info_t *info)
@@ -861,6 +895,7 @@ ngx_http_agent_claimed(void *data, ngx_int_t rc, ngx_agent_log_t *log,
 
     agent_fault_t               fault;
     ngx_agent_run_t            *run;
+    ngx_agent_start_t           start;
     ngx_http_agent_ctx_t       *ctx;
     ngx_http_agent_loc_conf_t  *alcf;
 
@@ -878,7 +913,6 @@ ngx_http_agent_claimed(void *data, ngx_int_t rc, ngx_agent_log_t *log,
         goto done;
 
     case NGX_DECLINED:
-        ngx_http_agent_zone_full(r);
         rc = ngx_http_agent_code(r, AGENT_CODE_ZONE_FULL,
                                  "no room for another run, try again later");
         goto done;
@@ -892,16 +926,20 @@ ngx_http_agent_claimed(void *data, ngx_int_t rc, ngx_agent_log_t *log,
     run = ngx_agent_run_create(r, ctx, alcf, log, &fault);
 
     if (run == NULL) {
-        ngx_agent_local_store.close(log);
+        alcf->agent->store->close(log);
         rc = ngx_http_agent_error(r, &fault);
         goto done;
     }
 
     agent_input_free(&ctx->input);
 
-    ngx_agent_subscriber_attach(r, run, ctx->json, 0);
+    ngx_memzero(&start, sizeof(ngx_agent_start_t));
 
-    if (run->nsubscribers) {
+    start.json = ctx->json;
+
+    ngx_agent_subscriber_attach(r, &run->feed, &start);
+
+    if (run->feed.nsubscribers) {
         ngx_agent_run_start(run);
 
     } else {

@@ -1,6 +1,6 @@
 
 /*
- * The replay store without a replay zone: the registry is shared, the events
+ * The replay store without a replay zone: the record is shared, the events
  * stay in the memory of the worker that owns the run.  What every reader has
  * passed is freed; of what none has, at most NGX_AGENT_LOCAL_MAX is kept.
  */
@@ -12,6 +12,7 @@
 #define NGX_AGENT_LOCAL_MAX     (4 * 1024 * 1024)
 #define NGX_AGENT_LOCAL_CHUNK   4096
 #define NGX_AGENT_LOCAL_SPARE   64
+#define NGX_AGENT_LOCAL_NOTE    100     /* ms between news for the record */
 
 
 /* an entry: this, the id and the body, next to each other */
@@ -33,8 +34,11 @@ struct ngx_agent_chunk_s {
 
 
 struct ngx_agent_log_s {
-    ngx_agent_record_t      *record;
-    uint64_t                 generation;
+    ngx_agent_zone_t        *zone;
+    agent_run_ref_t          ref;
+    ngx_msec_t               noted;
+    unsigned                 content:1;
+    unsigned                 over:1;
     uint64_t                 next_seq;
     ngx_agent_chunk_t       *head;
     ngx_agent_chunk_t       *tail;
@@ -135,16 +139,17 @@ ngx_agent_local_claim(ngx_agent_store_t *store, const u_char *key,
         return;
     }
 
-    rc = ngx_agent_registry_claim(key, thread, &log->record, &info);
+    log->zone = store->zone;
+    ngx_memcpy(log->ref.key, key, NGX_AGENT_KEY_LEN);
+    ngx_queue_init(&log->readers);
+
+    rc = ngx_agent_registry_claim(store->zone, &log->ref, thread, &info);
 
     if (rc != NGX_OK) {
         ngx_free(log);
         cb(data, rc, NULL, &info);
         return;
     }
-
-    log->generation = ngx_agent_registry_generation(log->record);
-    ngx_queue_init(&log->readers);
 
     cb(data, NGX_OK, log, NULL);
 }
@@ -157,7 +162,7 @@ ngx_agent_local_status(ngx_agent_store_t *store, const u_char *key,
     ngx_int_t             rc;
     ngx_agent_run_info_t  info;
 
-    rc = ngx_agent_registry_info(key, &info);
+    rc = ngx_agent_registry_info(store->zone, key, &info);
 
     cb(data, rc, &info);
 }
@@ -167,7 +172,23 @@ static void
 ngx_agent_local_cancel(ngx_agent_store_t *store, const u_char *key,
     ngx_agent_cancel_pt cb, void *data)
 {
-    cb(data, ngx_agent_registry_cancel(key));
+    cb(data, ngx_agent_registry_cancel(store->zone, key));
+}
+
+
+static ngx_agent_log_t *
+ngx_agent_local_open(ngx_agent_store_t *store, const u_char *key,
+    uint64_t generation)
+{
+    return NULL;
+}
+
+
+/* the run keeps them, and is here */
+
+static void
+ngx_agent_local_keep(ngx_agent_log_t *log, ngx_str_t *messages)
+{
 }
 
 
@@ -225,39 +246,100 @@ ngx_agent_local_append(ngx_agent_log_t *log, const agent_event_t *ev)
 static void
 ngx_agent_local_set_status(ngx_agent_log_t *log, ngx_uint_t status)
 {
-    ngx_agent_registry_status(log->record, status);
+    ngx_agent_zone_lock(log->zone);
+
+    (void) agent_replay_status(&log->zone->replay, &log->ref,
+                               (unsigned) status);
+
+    ngx_agent_zone_unlock(log->zone);
 }
 
 
 static void
-ngx_agent_local_finish(ngx_agent_log_t *log, ngx_agent_run_info_t *info)
+ngx_agent_local_end(ngx_agent_log_t *log, ngx_agent_run_info_t *info)
 {
-    if (log->record == NULL) {
+    uint64_t  now;
+
+    if (log->over) {
         return;
     }
 
-    ngx_agent_registry_publish(log->record, log->next_seq, info->content);
-    ngx_agent_registry_finish(log->record, info);
+    log->over = 1;
+    now = ngx_agent_now();
 
-    /* from now on the record may be evicted */
+    ngx_agent_zone_lock(log->zone);
 
-    log->record = NULL;
+    agent_replay_note(&log->zone->replay, &log->ref, log->next_seq,
+                      info->content);
+    (void) agent_replay_finish(&log->zone->replay, &log->ref, info, NULL, now);
+    (void) agent_replay_end(&log->zone->replay, &log->ref, now);
+
+    ngx_agent_zone_unlock(log->zone);
+}
+
+
+static ngx_int_t
+ngx_agent_local_finish(ngx_agent_log_t *log, ngx_agent_run_info_t *info,
+    const agent_event_t *ev)
+{
+    if (log->over) {
+        return NGX_OK;
+    }
+
+    ngx_agent_local_end(log, info);
+
+    return ev ? ngx_agent_local_append(log, ev) : NGX_OK;
+}
+
+
+static ngx_uint_t
+ngx_agent_local_publish(ngx_agent_log_t *log, ngx_uint_t content)
+{
+    /* other workers only see how far it is, which costs them all a lock */
+
+    if (log->over
+        || (content == log->content
+            && ngx_current_msec - log->noted < NGX_AGENT_LOCAL_NOTE))
+    {
+        return 0;
+    }
+
+    log->noted = ngx_current_msec;
+    log->content = (content != 0);
+
+    ngx_agent_zone_lock(log->zone);
+
+    agent_replay_note(&log->zone->replay, &log->ref, log->next_seq,
+                      (int) content);
+
+    ngx_agent_zone_unlock(log->zone);
+
+    return 0;
 }
 
 
 static void
-ngx_agent_local_publish(ngx_agent_log_t *log, ngx_uint_t content)
+ngx_agent_local_checkpoint(ngx_agent_log_t *log, agent_str_t events)
 {
-    if (log->record && log->next_seq) {
-        ngx_agent_registry_publish(log->record, log->next_seq - 1, content);
-    }
 }
 
 
 static ngx_uint_t
 ngx_agent_local_cancelled(ngx_agent_log_t *log)
 {
-    return log->record && ngx_agent_registry_cancelled(log->record);
+    ngx_uint_t  cancelled;
+
+    if (log->over) {
+        return 0;
+    }
+
+    ngx_agent_zone_lock(log->zone);
+
+    cancelled = agent_replay_cancelled(&log->zone->replay, &log->ref);
+
+    ngx_agent_zone_unlock(log->zone);
+
+    return cancelled;
 }
 
 
@@ -266,17 +348,14 @@ ngx_agent_local_close(ngx_agent_log_t *log)
 {
     ngx_agent_run_info_t  info;
 
-    if (log->record) {
+    /* the claim is given back: nothing ever came of the run */
 
-        /* the claim is given back: nothing ever came of the run */
+    ngx_memzero(&info, sizeof(ngx_agent_run_info_t));
+    agent_usage_init(&info.usage);
+    info.status = NGX_AGENT_RUN_ERROR;
+    info.code = AGENT_CODE_INTERNAL;
 
-        ngx_memzero(&info, sizeof(ngx_agent_run_info_t));
-        agent_usage_init(&info.usage);
-        info.status = NGX_AGENT_RUN_ERROR;
-        info.code = AGENT_CODE_INTERNAL;
-
-        ngx_agent_registry_finish(log->record, &info);
-    }
+    ngx_agent_local_end(log, &info);
 
     while (log->head) {
         ngx_agent_local_drop_head(log);
@@ -389,7 +468,7 @@ ngx_agent_local_read(ngx_agent_log_t *log, ngx_agent_reader_t *reader,
         ev.body.data = (char *) p + entry.id_len;
         ev.body.len = entry.body_len;
 
-        if (cb(data, log->generation, reader->seq, &ev) != AGENT_OK) {
+        if (cb(data, log->ref.generation, reader->seq, &ev) != AGENT_OK) {
             break;
         }
 
@@ -407,6 +486,14 @@ ngx_agent_local_read(ngx_agent_log_t *log, ngx_agent_reader_t *reader,
 }
 
 
+static ngx_int_t
+ngx_agent_local_kept(ngx_agent_log_t *log, uint64_t checkpoint,
+    agent_buf_t *out)
+{
+    return NGX_DECLINED;
+}
+
+
 static void
 ngx_agent_local_trim(ngx_agent_log_t *log)
 {
@@ -420,7 +507,7 @@ ngx_agent_local_trim(ngx_agent_log_t *log)
      * terminal event.
      */
 
-    if (log->head == NULL || log->record == NULL
+    if (log->head == NULL || log->over
         || ngx_queue_empty(&log->readers))
     {
         return;
@@ -458,26 +545,30 @@ ngx_agent_local_next_seq(ngx_agent_log_t *log)
 static uint64_t
 ngx_agent_local_generation(ngx_agent_log_t *log)
 {
-    return log->generation;
+    return log->ref.generation;
 }
 
 
 ngx_agent_store_t  ngx_agent_local_store = {
-    ngx_string("local"),
     ngx_agent_local_claim,
     ngx_agent_local_status,
     ngx_agent_local_cancel,
+    ngx_agent_local_open,
+    ngx_agent_local_keep,
     ngx_agent_local_append,
     ngx_agent_local_set_status,
     ngx_agent_local_finish,
     ngx_agent_local_publish,
+    ngx_agent_local_checkpoint,
     ngx_agent_local_cancelled,
     ngx_agent_local_close,
     ngx_agent_local_subscribe,
     ngx_agent_local_unsubscribe,
     ngx_agent_local_read,
     ngx_agent_local_seek,
+    ngx_agent_local_kept,
     ngx_agent_local_trim,
     ngx_agent_local_next_seq,
-    ngx_agent_local_generation
+    ngx_agent_local_generation,
+    NULL
 };

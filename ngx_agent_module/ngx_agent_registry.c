@@ -1,168 +1,51 @@
 
 /*
- * The module's own small zone: one record per run, seen by every worker, so
- * that status and cancel work from any of them.  Live records are never
- * evicted; ended ones go by age, then by need.
+ * The module's own zone, one record per run, so that status and cancel work
+ * from any worker; and what all zones have in common: claims, and the runs of
+ * workers that have died.
  */
 
-#include "ngx_http_agent.h"
+#include "ngx_agent_zone.h"
 #include "ngx_agent_replay.h"
 
-#include <openssl/rand.h>
+
+#define NGX_AGENT_REGISTRY_SIZE    (20 * 1024 * 1024)
+#define NGX_AGENT_REGISTRY_RETAIN  (20 * 60 * 1000)
+#define NGX_AGENT_REGISTRY_SWEEP   256         /* buckets in one lock */
+#define NGX_AGENT_REGISTRY_LOST    16          /* runs ended in one lock */
 
 
-#define NGX_AGENT_REGISTRY_SIZE     (16 * 1024 * 1024)
-#define NGX_AGENT_REGISTRY_LAYOUT   1
-#define NGX_AGENT_REGISTRY_BUCKETS  8192        /* a power of two */
-#define NGX_AGENT_REGISTRY_RETAIN   (20 * 60 * 1000)
-#define NGX_AGENT_REGISTRY_STEPS    4
-#define NGX_AGENT_REGISTRY_TRIES    32
-#define NGX_AGENT_RECORD_SIZE       256         /* a class of the slab */
-#define NGX_AGENT_RECORD_THREAD     96
-#define NGX_AGENT_REGISTRY_SWEEP    256         /* buckets in one lock */
+_Static_assert(sizeof(ngx_agent_shared_t) <= AGENT_ZONE_EXTRA,
+               "a zone's header has room for what workers share");
 
 
-typedef struct ngx_agent_more_s  ngx_agent_more_t;
+ngx_agent_shared_t  *ngx_agent_shared;
 
+static uint64_t                     ngx_agent_owner;      /* this process */
+static ngx_http_agent_main_conf_t  *ngx_agent_main_conf;
 
-struct ngx_agent_record_s {
-    ngx_agent_record_t  *next;            /* of the bucket */
-    ngx_queue_t          queue;           /* ended ones, oldest last */
-    u_char               key[NGX_AGENT_KEY_LEN];
-    uint64_t             generation;
-    uint64_t             last_seq;
-    uint64_t             started;
-    uint64_t             finished;
-    agent_usage_t        usage;
-    uint64_t             owner;           /* of the slot, while it lives */
-    ngx_atomic_t         cancel;
-    uint16_t             slot;
-    uint8_t              status;
-    uint8_t              code;
-    uint8_t              content;
-    uint16_t             thread_len;
-    ngx_agent_more_t    *more;            /* what "thread" has no room for */
-    u_char               thread[NGX_AGENT_RECORD_THREAD];
-};
-
-
-/*
- * All allocations have one size, so that what is evicted makes room for what
- * comes: a long thread id goes on in further pieces.
- */
-
-struct ngx_agent_more_s {
-    ngx_agent_more_t    *next;
-    u_char               data[NGX_AGENT_RECORD_SIZE - sizeof(void *)];
-};
-
-
-typedef struct {
-    uint64_t             layout;
-    uint64_t             generation;      /* never repeats, never goes back */
-    uint64_t             secret[2];       /* of the buckets */
-    uint64_t             owners;          /* worker processes so far */
-    ngx_atomic_t         slots[NGX_MAX_PROCESSES];
-                                          /* their number, by process slot */
-    ngx_queue_t          ended;
-    ngx_agent_record_t  *buckets[NGX_AGENT_REGISTRY_BUCKETS];
-} ngx_agent_registry_t;
-
-
-static ngx_int_t ngx_agent_registry_init_zone(ngx_shm_zone_t *shm_zone,
-    void *data);
-
-static ngx_agent_registry_t  *ngx_agent_registry;
-static ngx_slab_pool_t       *ngx_agent_registry_pool;
-static uint64_t               ngx_agent_registry_owner;   /* this process */
-
-
-const char *
-ngx_agent_status_name(ngx_uint_t status)
-{
-    static const char *const  names[] = {
-        "queued", "running", "finishing", "finished", "cancelled", "error",
-        "interrupted"
-    };
-
-    return status <= NGX_AGENT_RUN_INTERRUPTED ? names[status] : "error";
-}
+static void ngx_agent_registry_sweep(uint64_t owner);
 
 
 ngx_int_t
 ngx_agent_registry_zone(ngx_conf_t *cf, ngx_http_agent_main_conf_t *amcf)
 {
-    ngx_str_t  name = ngx_string("ngx_agent_registry");
+    ngx_agent_zone_t  *zone;
 
-    amcf->zone = ngx_shared_memory_add(cf, &name, NGX_AGENT_REGISTRY_SIZE,
-                                       &ngx_http_agent_module);
-    if (amcf->zone == NULL) {
+    zone = ngx_pcalloc(cf->pool, sizeof(ngx_agent_zone_t));
+    if (zone == NULL) {
         return NGX_ERROR;
     }
 
-    amcf->zone->init = ngx_agent_registry_init_zone;
+    ngx_str_set(&zone->name, "ngx_agent_registry");
+    zone->size = NGX_AGENT_REGISTRY_SIZE;
+    zone->replay.retain = NGX_AGENT_REGISTRY_RETAIN;
+    zone->replay.max_units = 8;
 
-    return NGX_OK;
+    amcf->registry = zone;
+
+    return ngx_agent_zone_add(cf, zone) == NGX_OK ? NGX_OK : NGX_ERROR;
 }
-
-
-static ngx_int_t
-ngx_agent_registry_init_zone(ngx_shm_zone_t *shm_zone, void *data)
-{
-    size_t                 len;
-    ngx_slab_pool_t       *shpool;
-    ngx_agent_registry_t  *reg;
-
-    shpool = (ngx_slab_pool_t *) shm_zone->shm.addr;
-
-    if (data) {
-        shm_zone->data = data;
-        return NGX_OK;
-    }
-
-    if (shm_zone->shm.exists) {
-        shm_zone->data = shpool->data;
-        return NGX_OK;
-    }
-
-    reg = ngx_slab_calloc(shpool, sizeof(ngx_agent_registry_t));
-    if (reg == NULL) {
-        return NGX_ERROR;
-    }
-
-    if (RAND_bytes((u_char *) reg->secret, sizeof(reg->secret)) != 1) {
-        return NGX_ERROR;
-    }
-
-    reg->secret[0] |= 1;
-    reg->secret[1] |= 1;
-    reg->layout = NGX_AGENT_REGISTRY_LAYOUT;
-    reg->generation = ngx_agent_now();
-    ngx_queue_init(&reg->ended);
-
-    len = sizeof(" in agent registry \"\"") + shm_zone->shm.name.len;
-
-    shpool->log_ctx = ngx_slab_alloc(shpool, len);
-    if (shpool->log_ctx == NULL) {
-        return NGX_ERROR;
-    }
-
-    ngx_sprintf(shpool->log_ctx, " in agent registry \"%V\"%Z",
-                &shm_zone->shm.name);
-
-    shpool->log_nomem = 0;
-    shpool->data = reg;
-    shm_zone->data = reg;
-
-    return NGX_OK;
-}
-
-
-
-
-static void ngx_agent_registry_sweep(uint64_t owner);
-static ngx_uint_t ngx_agent_registry_reap(void);
-static void ngx_agent_registry_evict(ngx_uint_t steps, ngx_uint_t force);
 
 
 ngx_int_t
@@ -170,8 +53,11 @@ ngx_agent_registry_init_process(ngx_http_agent_main_conf_t *amcf)
 {
     uint64_t  before;
 
-    ngx_agent_registry = amcf->zone->data;
-    ngx_agent_registry_pool = (ngx_slab_pool_t *) amcf->zone->shm.addr;
+    ngx_agent_main_conf = amcf;
+    ngx_agent_local_store.zone = amcf->registry;
+
+    ngx_agent_shared = (ngx_agent_shared_t *)
+                       amcf->registry->replay.zone.head->extra;
 
     /* the lock first: who reads our number must find it */
 
@@ -179,14 +65,14 @@ ngx_agent_registry_init_process(ngx_http_agent_main_conf_t *amcf)
         return NGX_ERROR;
     }
 
-    ngx_shmtx_lock(&ngx_agent_registry_pool->mutex);
+    ngx_agent_zone_lock(amcf->registry);
 
-    before = ngx_agent_registry->slots[ngx_process_slot];
+    before = ngx_agent_shared->slots[ngx_process_slot];
 
-    ngx_agent_registry_owner = ++ngx_agent_registry->owners;
-    ngx_agent_registry->slots[ngx_process_slot] = ngx_agent_registry_owner;
+    ngx_agent_owner = ++ngx_agent_shared->owners;
+    ngx_agent_shared->slots[ngx_process_slot] = ngx_agent_owner;
 
-    ngx_shmtx_unlock(&ngx_agent_registry_pool->mutex);
+    ngx_agent_zone_unlock(amcf->registry);
 
     if (before) {
         ngx_agent_registry_sweep(before);
@@ -196,49 +82,141 @@ ngx_agent_registry_init_process(ngx_http_agent_main_conf_t *amcf)
 }
 
 
-static ngx_agent_record_t **
-ngx_agent_registry_bucket(const u_char *key)
+/* regular exit: all runs have ended */
+
+void
+ngx_agent_registry_exit_process(void)
 {
-    uint64_t               n[2];
-    ngx_agent_registry_t  *reg;
-
-    reg = ngx_agent_registry;
-
-    /* clients choose ids and so keys, but not what falls into one bucket */
-
-    ngx_memcpy(n, key, sizeof(n));
-
-    n[0] = (n[0] * reg->secret[0] + n[1] * reg->secret[1]) >> 32;
-
-    return &reg->buckets[n[0] & (NGX_AGENT_REGISTRY_BUCKETS - 1)];
+    ngx_agent_shared->slots[ngx_process_slot] = 0;
 }
 
 
-static ngx_agent_record_t *
-ngx_agent_registry_lookup(const u_char *key)
+uint64_t
+ngx_agent_registry_owner(void)
 {
-    ngx_agent_record_t  *rec;
+    return ngx_agent_owner;
+}
 
-    for (rec = *ngx_agent_registry_bucket(key); rec; rec = rec->next) {
-        if (ngx_memcmp(rec->key, key, NGX_AGENT_KEY_LEN) == 0) {
-            return rec;
-        }
+
+ngx_uint_t
+ngx_agent_registry_alive(uint64_t owner, ngx_uint_t slot)
+{
+    if (owner == ngx_agent_owner) {
+        return 1;
     }
 
-    return NULL;
+    return slot < NGX_MAX_PROCESSES
+           && ngx_agent_shared->slots[slot] == owner
+           && ngx_agent_slot_alive(slot);
 }
 
 
-/* the run's worker has died: the run is over, and says so */
+/* --- the runs of the dead ----------------------------------------------- */
+
+/* what a run is told to have ended with, where its worker could not say it */
 
 static void
-ngx_agent_registry_lost(ngx_agent_record_t *rec)
+ngx_agent_registry_last_words(agent_run_info_t *info, agent_event_t *ev)
 {
-    rec->status = NGX_AGENT_RUN_ERROR;
-    rec->code = AGENT_CODE_WORKER_LOST;
-    rec->finished = ngx_agent_now();
+    static const agent_str_t  lost = agent_str(
+        "{\"type\":\"RUN_ERROR\",\"message\":\"the worker process that ran "
+        "this has died\",\"code\":\"worker_lost\"}");
 
-    ngx_queue_insert_head(&ngx_agent_registry->ended, &rec->queue);
+    ngx_memzero(info, sizeof(agent_run_info_t));
+    agent_usage_init(&info->usage);
+
+    info->status = NGX_AGENT_RUN_ERROR;
+    info->code = AGENT_CODE_WORKER_LOST;
+
+    ev->type = AGENT_EV_RUN_ERROR;
+    ev->id.data = NULL;
+    ev->id.len = 0;
+    ev->body = lost;
+}
+
+
+/* with the lock held; gives it back and rings */
+
+static ngx_int_t
+ngx_agent_registry_bury(ngx_agent_zone_t *zone, agent_run_ref_t *ref)
+{
+    agent_rc_t        rc;
+    agent_event_t     ev;
+    agent_waiters_t   waiters;
+    agent_run_info_t  info;
+
+    ngx_agent_registry_last_words(&info, &ev);
+
+    rc = agent_replay_lost(&zone->replay, ref, &info, &ev, ngx_agent_now());
+
+    if (rc == AGENT_TOO_LARGE) {
+        rc = agent_replay_lost(&zone->replay, ref, &info, NULL,
+                               ngx_agent_now());
+    }
+
+    agent_replay_waiters(&zone->replay, ref, &waiters);
+
+    ngx_agent_zone_unlock(zone);
+
+    if (rc == AGENT_OK) {
+        ngx_agent_bell_ring(ref->key, &waiters, NGX_ERROR);
+    }
+
+    return rc == AGENT_OK ? NGX_OK : NGX_DECLINED;
+}
+
+
+static ngx_uint_t
+ngx_agent_registry_sweep_zone(ngx_agent_zone_t *zone, uint64_t owner)
+{
+    uint32_t           i, n;
+    ngx_uint_t         lost;
+    agent_zone_t      *z;
+    agent_unit_t       unit;
+    agent_run_ref_t    ref;
+    agent_run_info_t   info;
+
+    z = &zone->replay.zone;
+    lost = 0;
+
+    for (i = 0; i < z->head->nbuckets; /* void */ ) {
+
+        ngx_agent_zone_lock(zone);
+
+    again:
+
+        for (n = 0;
+             n < NGX_AGENT_REGISTRY_SWEEP && i < z->head->nbuckets;
+             n++, i++)
+        {
+            for (unit = z->buckets[i];
+                 unit;
+                 unit = agent_zone_object(z, unit)->hash)
+            {
+                ngx_memcpy(ref.key, agent_zone_object(z, unit)->key,
+                           NGX_AGENT_KEY_LEN);
+
+                if (agent_replay_peek(&zone->replay, unit, &info) == AGENT_OK
+                    && info.owner == owner
+                    && !ngx_agent_status_over(info.status))
+                {
+                    ref.generation = info.generation;
+                    ref.owner = owner;
+
+                    if (ngx_agent_registry_bury(zone, &ref) == NGX_OK) {
+                        lost++;
+                    }
+
+                    ngx_agent_zone_lock(zone);
+                    goto again;
+                }
+            }
+        }
+
+        ngx_agent_zone_unlock(zone);
+    }
+
+    return lost;
 }
 
 
@@ -247,27 +225,15 @@ ngx_agent_registry_lost(ngx_agent_record_t *rec)
 static void
 ngx_agent_registry_sweep(uint64_t owner)
 {
-    ngx_uint_t           i, n, lost;
-    ngx_agent_record_t  *rec;
+    ngx_uint_t          i, lost;
+    ngx_agent_zone_t  **zones;
 
-    lost = 0;
+    lost = ngx_agent_registry_sweep_zone(ngx_agent_main_conf->registry, owner);
 
-    for (i = 0; i < NGX_AGENT_REGISTRY_BUCKETS; /* void */ ) {
+    zones = ngx_agent_main_conf->replay_zones.elts;
 
-        ngx_shmtx_lock(&ngx_agent_registry_pool->mutex);
-
-        for (n = 0; n < NGX_AGENT_REGISTRY_SWEEP; n++, i++) {
-            for (rec = ngx_agent_registry->buckets[i]; rec; rec = rec->next) {
-                if (rec->owner == owner
-                    && !ngx_agent_status_over(rec->status))
-                {
-                    ngx_agent_registry_lost(rec);
-                    lost++;
-                }
-            }
-        }
-
-        ngx_shmtx_unlock(&ngx_agent_registry_pool->mutex);
+    for (i = 0; i < ngx_agent_main_conf->replay_zones.nelts; i++) {
+        lost += ngx_agent_registry_sweep_zone(zones[i], owner);
     }
 
     if (lost) {
@@ -299,16 +265,15 @@ ngx_agent_registry_reap(void)
 
     for (i = 0; i < NGX_MAX_PROCESSES; i++) {
 
-        owner = ngx_agent_registry->slots[i];
+        owner = ngx_agent_shared->slots[i];
 
-        if (owner == 0 || owner == ngx_agent_registry_owner
-            || ngx_agent_slot_alive(i))
+        if (owner == 0 || owner == ngx_agent_owner || ngx_agent_slot_alive(i))
         {
             continue;
         }
 
         ngx_agent_registry_sweep(owner);
-        (void) ngx_atomic_cmp_set(&ngx_agent_registry->slots[i], owner, 0);
+        (void) ngx_atomic_cmp_set(&ngx_agent_shared->slots[i], owner, 0);
         n++;
     }
 
@@ -316,391 +281,138 @@ ngx_agent_registry_reap(void)
 }
 
 
-/* a live record of a dead owner becomes one that is over */
+/* 1 when the run was that of a dead worker and has now ended */
 
-static void
-ngx_agent_registry_check(ngx_agent_record_t *rec)
+static ngx_uint_t
+ngx_agent_registry_check(ngx_agent_zone_t *zone, const u_char *key,
+    agent_run_info_t *info)
 {
-    if (ngx_agent_status_over(rec->status)
-        || rec->owner == ngx_agent_registry_owner)
+    agent_run_ref_t  ref;
+
+    if (ngx_agent_status_over(info->status)
+        || ngx_agent_registry_alive(info->owner, info->slot))
     {
-        return;
+        return 0;
     }
 
-    if (ngx_agent_registry->slots[rec->slot] == rec->owner
-        && ngx_agent_slot_alive(rec->slot))
-    {
-        return;
-    }
+    ngx_memcpy(ref.key, key, NGX_AGENT_KEY_LEN);
+    ref.generation = info->generation;
+    ref.owner = info->owner;
 
-    ngx_agent_registry_lost(rec);
+    ngx_agent_zone_lock(zone);
+
+    return ngx_agent_registry_bury(zone, &ref) == NGX_OK;
 }
 
 
-static void
-ngx_agent_registry_free(ngx_agent_record_t *rec)
-{
-    ngx_agent_more_t     *more;
-    ngx_agent_record_t  **p;
-
-    for (p = ngx_agent_registry_bucket(rec->key); *p; p = &(*p)->next) {
-        if (*p == rec) {
-            *p = rec->next;
-            break;
-        }
-    }
-
-    if (ngx_agent_status_over(rec->status)) {
-        ngx_queue_remove(&rec->queue);
-    }
-
-    while (rec->more) {
-        more = rec->more;
-        rec->more = more->next;
-        ngx_slab_free_locked(ngx_agent_registry_pool, more);
-    }
-
-    ngx_slab_free_locked(ngx_agent_registry_pool, rec);
-}
-
-
-/* evicts what it must; NULL: nothing but live runs is left */
-
-static void *
-ngx_agent_registry_alloc(void)
-{
-    void        *p;
-    ngx_uint_t   tries;
-
-    for (tries = 0; /* void */ ; tries++) {
-
-        p = ngx_slab_alloc_locked(ngx_agent_registry_pool,
-                                  NGX_AGENT_RECORD_SIZE);
-
-        if (p || tries == NGX_AGENT_REGISTRY_TRIES) {
-            return p;
-        }
-
-        ngx_agent_registry_evict(NGX_AGENT_REGISTRY_STEPS, 1);
-    }
-}
-
-
-static ngx_int_t
-ngx_agent_registry_set_thread(ngx_agent_record_t *rec, ngx_str_t *thread)
-{
-    size_t              n, left;
-    u_char             *p;
-    ngx_agent_more_t   *more, **last;
-
-    p = thread->data;
-    left = thread->len;
-
-    n = ngx_min(left, NGX_AGENT_RECORD_THREAD);
-    ngx_memcpy(rec->thread, p, n);
-
-    last = &rec->more;
-
-    for ( ;; ) {
-        p += n;
-        left -= n;
-
-        if (left == 0) {
-            break;
-        }
-
-        more = ngx_agent_registry_alloc();
-        if (more == NULL) {
-            return NGX_ERROR;
-        }
-
-        n = ngx_min(left, sizeof(more->data));
-
-        more->next = NULL;
-        ngx_memcpy(more->data, p, n);
-
-        *last = more;
-        last = &more->next;
-    }
-
-    rec->thread_len = (uint16_t) thread->len;
-
-    return NGX_OK;
-}
-
-
-/* at most "steps" ended records: those past their time or, forced, any */
-
-static void
-ngx_agent_registry_evict(ngx_uint_t steps, ngx_uint_t force)
-{
-    uint64_t             now;
-    ngx_queue_t         *q;
-    ngx_agent_record_t  *rec;
-
-    now = ngx_agent_now();
-
-    while (steps-- && !ngx_queue_empty(&ngx_agent_registry->ended)) {
-
-        q = ngx_queue_last(&ngx_agent_registry->ended);
-        rec = ngx_queue_data(q, ngx_agent_record_t, queue);
-
-        if (!force && now < rec->finished + NGX_AGENT_REGISTRY_RETAIN) {
-            break;
-        }
-
-        ngx_agent_registry_free(rec);
-    }
-}
-
-
-static void
-ngx_agent_registry_copy(ngx_agent_record_t *rec, ngx_agent_run_info_t *info)
-{
-    size_t             n, left;
-    u_char            *p;
-    ngx_agent_more_t  *more;
-
-    info->status = rec->status;
-    info->generation = rec->generation;
-    info->last_seq = rec->last_seq;
-    info->started = rec->started;
-    info->finished = rec->finished;
-    info->usage = rec->usage;
-    info->code = rec->code;
-    info->content = rec->content;
-    info->thread_len = rec->thread_len;
-
-    n = ngx_min(info->thread_len, NGX_AGENT_RECORD_THREAD);
-    p = ngx_cpymem(info->thread, rec->thread, n);
-    left = info->thread_len - n;
-
-    for (more = rec->more; more; more = more->next) {
-        n = ngx_min(left, sizeof(more->data));
-        p = ngx_cpymem(p, more->data, n);
-        left -= n;
-    }
-}
-
-
-/* regular exit: all runs have ended */
-
-void
-ngx_agent_registry_exit_process(void)
-{
-    ngx_agent_registry->slots[ngx_process_slot] = 0;
-}
-
+/* --- claims ------------------------------------------------------------- */
 
 ngx_int_t
-ngx_agent_registry_claim(const u_char *key, ngx_str_t *thread,
-    ngx_agent_record_t **result, ngx_agent_run_info_t *info)
+ngx_agent_registry_claim(ngx_agent_zone_t *zone, agent_run_ref_t *ref,
+    ngx_str_t *thread, agent_run_info_t *info)
 {
-    ngx_int_t             rc;
-    ngx_uint_t            reaped;
-    ngx_agent_record_t   *rec, **bucket;
-
-    if (thread->len > sizeof(info->thread)) {
-        return NGX_ERROR;
-    }
+    agent_rc_t  rc;
+    ngx_uint_t  reaped;
 
     reaped = 0;
+    ref->owner = ngx_agent_owner;
 
-again:
+    for ( ;; ) {
 
-    ngx_shmtx_lock(&ngx_agent_registry_pool->mutex);
+        ngx_agent_zone_lock(zone);
 
-    ngx_agent_registry_evict(NGX_AGENT_REGISTRY_STEPS, 0);
+        rc = agent_replay_claim(&zone->replay, ref,
+                                (unsigned) ngx_process_slot,
+                                ngx_agent_str(thread), ngx_agent_now(), info);
 
-    rec = ngx_agent_registry_lookup(key);
+        ngx_agent_zone_unlock(zone);
 
-    if (rec) {
-        ngx_agent_registry_check(rec);
-        ngx_agent_registry_copy(rec, info);
-
-        if (!ngx_agent_status_over(rec->status)) {
-            rc = NGX_BUSY;
-            goto done;
+        if (rc == AGENT_DECLINED
+            && ngx_agent_registry_check(zone, ref->key, info))
+        {
+            continue;
         }
 
-        if (rec->content || rec->status == NGX_AGENT_RUN_FINISHED) {
-            rc = NGX_DONE;
-            goto done;
+        /* full of runs that are not over: unless their workers have died */
+
+        if (rc == AGENT_NOMEM && !reaped) {
+            reaped = 1;
+
+            if (ngx_agent_registry_reap()) {
+                continue;
+            }
         }
 
-        /* it ended before it said anything: the next POST replaces it */
-
-        ngx_agent_registry_free(rec);
+        break;
     }
 
-    rec = ngx_agent_registry_alloc();
+    switch (rc) {
 
-    if (rec == NULL) {
-        rc = NGX_DECLINED;
-        goto done;
+    case AGENT_OK:
+        return NGX_OK;
+
+    case AGENT_DECLINED:
+        return ngx_agent_status_over(info->status) ? NGX_DONE : NGX_BUSY;
+
+    case AGENT_NOMEM:
+        ngx_agent_zone_full(zone, "new runs are refused");
+        return NGX_DECLINED;
+
+    default:
+        return NGX_ERROR;
     }
-
-    _Static_assert(sizeof(ngx_agent_record_t) <= NGX_AGENT_RECORD_SIZE,
-                   "a record fits its size class");
-
-    ngx_memzero(rec, sizeof(ngx_agent_record_t));
-
-    if (ngx_agent_registry_set_thread(rec, thread) != NGX_OK) {
-
-        /* not in a bucket yet, and not over */
-
-        ngx_agent_registry_free(rec);
-
-        rc = NGX_DECLINED;
-        goto done;
-    }
-
-    ngx_memcpy(rec->key, key, NGX_AGENT_KEY_LEN);
-
-    ngx_agent_registry->generation = ngx_max(ngx_agent_registry->generation + 1,
-                                             ngx_agent_now());
-
-    rec->generation = ngx_agent_registry->generation;
-    rec->last_seq = (uint64_t) -1;
-    rec->started = ngx_agent_now();
-    rec->status = NGX_AGENT_RUN_QUEUED;
-    rec->owner = ngx_agent_registry_owner;
-    rec->slot = (uint16_t) ngx_process_slot;
-    agent_usage_init(&rec->usage);
-
-    bucket = ngx_agent_registry_bucket(key);
-    rec->next = *bucket;
-    *bucket = rec;
-
-    *result = rec;
-    rc = NGX_OK;
-
-done:
-
-    ngx_shmtx_unlock(&ngx_agent_registry_pool->mutex);
-
-    /* full of runs that are not over: unless their workers have died */
-
-    if (rc == NGX_DECLINED && !reaped) {
-        reaped = 1;
-
-        if (ngx_agent_registry_reap()) {
-            goto again;
-        }
-    }
-
-    return rc;
 }
 
 
 ngx_int_t
-ngx_agent_registry_info(const u_char *key, ngx_agent_run_info_t *info)
+ngx_agent_registry_info(ngx_agent_zone_t *zone, const u_char *key,
+    agent_run_info_t *info)
 {
-    ngx_agent_record_t  *rec;
+    agent_rc_t  rc;
 
-    ngx_shmtx_lock(&ngx_agent_registry_pool->mutex);
+    do {
+        ngx_agent_zone_lock(zone);
 
-    ngx_agent_registry_evict(NGX_AGENT_REGISTRY_STEPS, 0);
+        rc = agent_replay_info(&zone->replay, key, ngx_agent_now(), info);
 
-    rec = ngx_agent_registry_lookup(key);
+        ngx_agent_zone_unlock(zone);
 
-    if (rec) {
-        ngx_agent_registry_check(rec);
-        ngx_agent_registry_copy(rec, info);
-    }
+    } while (rc == AGENT_OK && ngx_agent_registry_check(zone, key, info));
 
-    ngx_shmtx_unlock(&ngx_agent_registry_pool->mutex);
-
-    return rec ? NGX_OK : NGX_DECLINED;
+    return rc == AGENT_OK ? NGX_OK : NGX_DECLINED;
 }
 
 
 ngx_int_t
-ngx_agent_registry_cancel(const u_char *key)
+ngx_agent_registry_cancel(ngx_agent_zone_t *zone, const u_char *key)
 {
-    ngx_int_t            rc;
-    ngx_agent_record_t  *rec;
+    agent_rc_t        rc;
+    agent_waiters_t   none;
+    agent_run_info_t  info;
 
-    ngx_shmtx_lock(&ngx_agent_registry_pool->mutex);
+    do {
+        ngx_agent_zone_lock(zone);
 
-    rec = ngx_agent_registry_lookup(key);
+        rc = agent_replay_cancel(&zone->replay, key, ngx_agent_now(), &info);
 
-    if (rec) {
-        ngx_agent_registry_check(rec);
+        ngx_agent_zone_unlock(zone);
+
+    } while (rc == AGENT_OK && ngx_agent_registry_check(zone, key, &info));
+
+    switch (rc) {
+
+    case AGENT_OK:
+        ngx_memzero(&none, sizeof(agent_waiters_t));
+        ngx_agent_bell_ring(key, &none, (ngx_int_t) info.slot);
+        return NGX_OK;
+
+    case AGENT_DONE:
+        return NGX_DONE;
+
+    case AGENT_ABORTED:
+        return NGX_ABORT;
+
+    default:
+        return NGX_DECLINED;
     }
-
-    if (rec == NULL) {
-        rc = NGX_DECLINED;
-
-    } else if (ngx_agent_status_over(rec->status)) {
-        rc = NGX_DONE;
-
-    } else {
-        rec->cancel = 1;
-        rc = NGX_OK;
-    }
-
-    ngx_shmtx_unlock(&ngx_agent_registry_pool->mutex);
-
-    return rc;
-}
-
-
-void
-ngx_agent_registry_status(ngx_agent_record_t *rec, ngx_uint_t status)
-{
-    ngx_shmtx_lock(&ngx_agent_registry_pool->mutex);
-
-    if (!ngx_agent_status_over(rec->status)) {
-        rec->status = (uint8_t) status;
-    }
-
-    ngx_shmtx_unlock(&ngx_agent_registry_pool->mutex);
-}
-
-
-void
-ngx_agent_registry_finish(ngx_agent_record_t *rec, ngx_agent_run_info_t *info)
-{
-    ngx_shmtx_lock(&ngx_agent_registry_pool->mutex);
-
-    if (!ngx_agent_status_over(rec->status)) {
-        rec->status = (uint8_t) info->status;
-        rec->code = (uint8_t) info->code;
-        rec->usage = info->usage;
-        rec->content = (uint8_t) info->content;
-        rec->finished = ngx_agent_now();
-
-        ngx_queue_insert_head(&ngx_agent_registry->ended, &rec->queue);
-    }
-
-    ngx_shmtx_unlock(&ngx_agent_registry_pool->mutex);
-}
-
-
-/*
- * Without the lock: the record is live and so ours; readers may see the two
- * words of one batch apart, which only tells them of an older state.
- */
-
-void
-ngx_agent_registry_publish(ngx_agent_record_t *rec, uint64_t last_seq,
-    ngx_uint_t content)
-{
-    rec->last_seq = last_seq;
-    rec->content = (uint8_t) content;
-}
-
-
-ngx_uint_t
-ngx_agent_registry_cancelled(ngx_agent_record_t *rec)
-{
-    return rec->cancel;
-}
-
-
-uint64_t
-ngx_agent_registry_generation(ngx_agent_record_t *rec)
-{
-    return rec->generation;
 }

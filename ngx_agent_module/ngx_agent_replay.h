@@ -11,37 +11,23 @@
 
 
 #include "ngx_http_agent.h"
+#include "ngx_agent_zone.h"
 
 
-typedef enum {
-    NGX_AGENT_RUN_QUEUED = 0,
-    NGX_AGENT_RUN_RUNNING,
-    NGX_AGENT_RUN_FINISHING,
-    NGX_AGENT_RUN_FINISHED,        /* from here on the run is over */
-    NGX_AGENT_RUN_CANCELLED,
-    NGX_AGENT_RUN_ERROR,
-    NGX_AGENT_RUN_INTERRUPTED
-} ngx_agent_status_e;
+/* the core's words, in the style of this side */
 
-#define ngx_agent_status_over(s)  ((s) >= NGX_AGENT_RUN_FINISHED)
+typedef agent_run_info_t  ngx_agent_run_info_t;
 
-const char *ngx_agent_status_name(ngx_uint_t status);
+#define NGX_AGENT_RUN_QUEUED       AGENT_STATUS_QUEUED
+#define NGX_AGENT_RUN_RUNNING      AGENT_STATUS_RUNNING
+#define NGX_AGENT_RUN_FINISHING    AGENT_STATUS_FINISHING
+#define NGX_AGENT_RUN_FINISHED     AGENT_STATUS_FINISHED
+#define NGX_AGENT_RUN_CANCELLED    AGENT_STATUS_CANCELLED
+#define NGX_AGENT_RUN_ERROR        AGENT_STATUS_ERROR
+#define NGX_AGENT_RUN_INTERRUPTED  AGENT_STATUS_INTERRUPTED
 
-
-/* what the registry knows of a run */
-
-typedef struct {
-    ngx_uint_t                   status;
-    uint64_t                     generation;
-    uint64_t                     last_seq;       /* (uint64_t) -1: no event */
-    uint64_t                     started;        /* ms since the epoch */
-    uint64_t                     finished;       /* 0: not yet */
-    agent_usage_t                usage;
-    ngx_uint_t                   code;           /* agent_code_t of an error */
-    unsigned                     content:1;      /* something was said */
-    size_t                       thread_len;
-    u_char                       thread[AGENT_ID_MAX * 4];
-} ngx_agent_run_info_t;
+#define ngx_agent_status_over(s)   agent_status_over(s)
+#define ngx_agent_status_name(s)   agent_status_name(s)
 
 
 typedef struct ngx_agent_log_s     ngx_agent_log_t;
@@ -61,7 +47,8 @@ typedef void (*ngx_agent_claim_pt)(void *data, ngx_int_t rc,
 typedef void (*ngx_agent_info_pt)(void *data, ngx_int_t rc,
     ngx_agent_run_info_t *info);
 
-/* NGX_OK: asked to stop, NGX_DONE: already over, NGX_DECLINED: unknown */
+/* NGX_OK: asked to stop, NGX_DONE: already over, NGX_ABORT: over and no longer
+ * kept, NGX_DECLINED: unknown */
 typedef void (*ngx_agent_cancel_pt)(void *data, ngx_int_t rc);
 
 /* an event read back; AGENT_OK to go on, anything else stops the read before
@@ -71,7 +58,6 @@ typedef agent_rc_t (*ngx_agent_read_pt)(void *data, uint64_t generation,
 
 
 struct ngx_agent_store_s {
-    ngx_str_t                    name;
 
     void       (*claim)(ngx_agent_store_t *store, const u_char *key,
                         ngx_str_t *thread, ngx_agent_claim_pt cb, void *data);
@@ -82,31 +68,47 @@ struct ngx_agent_store_s {
     void       (*cancel)(ngx_agent_store_t *store, const u_char *key,
                          ngx_agent_cancel_pt cb, void *data);
 
+    /* the log of a run that is elsewhere, or over, to be read; NULL: no memory,
+     * or this store's logs are read in their own worker only */
+    ngx_agent_log_t *
+               (*open)(ngx_agent_store_t *store, const u_char *key,
+                       uint64_t generation);
+
     /* of the owner of a log */
+
+    /* the client's messages, for readers elsewhere that need a snapshot */
+    void       (*keep)(ngx_agent_log_t *log, ngx_str_t *messages);
 
     ngx_int_t  (*append)(ngx_agent_log_t *log, const agent_event_t *ev);
 
     /* a change of status that is not the end */
     void       (*set_status)(ngx_agent_log_t *log, ngx_uint_t status);
 
-    /* the end: status, usage and code; the terminal event follows as the last
-     * append */
-    void       (*finish)(ngx_agent_log_t *log, ngx_agent_run_info_t *info);
+    /* the end: status, usage and code, and the terminal event; NULL: there was
+     * no memory for it */
+    ngx_int_t  (*finish)(ngx_agent_log_t *log, ngx_agent_run_info_t *info,
+                         const agent_event_t *ev);
 
-    /* makes the end of the log and "content" visible to other workers */
-    void       (*publish)(ngx_agent_log_t *log, ngx_uint_t content);
+    /*
+     * Makes what was appended and "content" visible to other workers.  Returns
+     * 1 when a checkpoint is wanted: a prelude for those who will have missed
+     * what is trimmed, as agent_stage_t bytes.
+     */
+    ngx_uint_t (*publish)(ngx_agent_log_t *log, ngx_uint_t content);
+    void       (*checkpoint)(ngx_agent_log_t *log, agent_str_t events);
 
     /* 1 when somebody asked this run to stop */
     ngx_uint_t (*cancelled)(ngx_agent_log_t *log);
 
-    /* the owner is done with the log; readers must have left */
+    /* its user is done with the log; readers must have left */
     void       (*close)(ngx_agent_log_t *log);
 
     /*
      * of readers: subscribe at the oldest kept event at or after "seq";
      * reader->gap is set when older ones asked for are gone.  read() goes on
      * until the callback stops it or nothing is left and returns NGX_OK; on
-     * NGX_DECLINED the reader was overtaken: seek it to what is kept.
+     * NGX_DECLINED the reader was overtaken: seek it to what is kept; on
+     * NGX_ABORT nothing is kept any more.
      */
     void       (*subscribe)(ngx_agent_log_t *log, ngx_agent_reader_t *reader,
                             uint64_t seq);
@@ -117,11 +119,18 @@ struct ngx_agent_store_s {
     void       (*seek)(ngx_agent_log_t *log, ngx_agent_reader_t *reader,
                        uint64_t seq);
 
+    /* adds what keep() or, at that seq, checkpoint() has stored: NGX_OK,
+     * NGX_DECLINED: it is not there, NGX_ERROR: no memory */
+    ngx_int_t  (*kept)(ngx_agent_log_t *log, uint64_t checkpoint,
+                       agent_buf_t *out);
+
     /* frees what every reader has passed */
     void       (*trim)(ngx_agent_log_t *log);
 
     uint64_t   (*next_seq)(ngx_agent_log_t *log);
     uint64_t   (*generation)(ngx_agent_log_t *log);
+
+    ngx_agent_zone_t            *zone;
 };
 
 
@@ -130,48 +139,23 @@ typedef struct ngx_agent_chunk_s  ngx_agent_chunk_t;
 struct ngx_agent_reader_s {
     ngx_queue_t                  queue;     /* of the log's readers */
     uint64_t                     seq;       /* the next event to read */
+    unsigned                     gap:1;
+
+    /* the place in a worker's memory, or in a zone */
+
     ngx_agent_chunk_t           *chunk;     /* NULL: to be looked up */
     size_t                       offset;
-    unsigned                     gap:1;
+    agent_place_t                place;
 };
 
 
-/* ngx_agent_local.c: registry in the module's zone, events in this worker */
+/* ngx_agent_local.c: records in the module's zone, events in this worker */
 
 extern ngx_agent_store_t  ngx_agent_local_store;
 
+/* ngx_agent_shared.c: all of it in a zone; to be copied, with a zone */
 
-/* ngx_agent_slots.c: which worker processes are alive */
-
-ngx_int_t ngx_agent_slots_init_module(ngx_cycle_t *cycle);
-ngx_int_t ngx_agent_slot_take(ngx_uint_t slot);
-ngx_uint_t ngx_agent_slot_alive(ngx_uint_t slot);
-
-
-/* ngx_agent_registry.c: the module's own zone, seen by every worker */
-
-typedef struct ngx_agent_record_s  ngx_agent_record_t;
-
-ngx_int_t ngx_agent_registry_zone(ngx_conf_t *cf,
-    ngx_http_agent_main_conf_t *amcf);
-ngx_int_t ngx_agent_registry_init_process(ngx_http_agent_main_conf_t *amcf);
-void ngx_agent_registry_exit_process(void);
-
-/* as ngx_agent_claim_pt */
-ngx_int_t ngx_agent_registry_claim(const u_char *key, ngx_str_t *thread,
-    ngx_agent_record_t **rec, ngx_agent_run_info_t *info);
-ngx_int_t ngx_agent_registry_info(const u_char *key,
-    ngx_agent_run_info_t *info);
-ngx_int_t ngx_agent_registry_cancel(const u_char *key);
-
-/* of the owner */
-void ngx_agent_registry_status(ngx_agent_record_t *rec, ngx_uint_t status);
-void ngx_agent_registry_finish(ngx_agent_record_t *rec,
-    ngx_agent_run_info_t *info);
-void ngx_agent_registry_publish(ngx_agent_record_t *rec, uint64_t last_seq,
-    ngx_uint_t content);
-ngx_uint_t ngx_agent_registry_cancelled(ngx_agent_record_t *rec);
-uint64_t ngx_agent_registry_generation(ngx_agent_record_t *rec);
+extern ngx_agent_store_t  ngx_agent_shared_store;
 
 
 #endif /* _NGX_AGENT_REPLAY_H_INCLUDED_ */

@@ -7,16 +7,11 @@
 
 #define NGX_AGENT_TICK          100
 #define NGX_AGENT_MAX_EVENT     (256 * 1024)
-#define NGX_AGENT_BUCKETS       1024
-#define NGX_AGENT_WAKE_READERS  64
-#define NGX_AGENT_WAKE_BYTES    (512 * 1024)
 
 
 static void ngx_agent_run_call(ngx_agent_run_t *run);
 static void ngx_agent_run_over(ngx_agent_run_t *run);
 static void ngx_agent_run_stop_call(ngx_agent_run_t *run, ngx_uint_t reuse);
-static void ngx_agent_run_wake_handler(ngx_event_t *ev);
-static void ngx_agent_run_free(ngx_agent_run_t *run);
 static void ngx_agent_run_tick(ngx_event_t *ev);
 static void ngx_agent_run_clock(ngx_event_t *ev);
 static void ngx_agent_model_next(ngx_agent_model_t *model);
@@ -48,7 +43,6 @@ static const ngx_agent_transfer_handlers_t  ngx_agent_run_handlers = {
 /* of this worker process */
 
 static ngx_queue_t  ngx_agent_runs;
-static ngx_queue_t  ngx_agent_buckets[NGX_AGENT_BUCKETS];
 static ngx_event_t  ngx_agent_ticker;
 static ngx_event_t  ngx_agent_clock;         /* notes when exiting began */
 static ngx_msec_t   ngx_agent_tick;
@@ -60,7 +54,6 @@ static ngx_uint_t   ngx_agent_shutdown_passed;
 ngx_int_t
 ngx_agent_run_init_process(ngx_cycle_t *cycle)
 {
-    ngx_uint_t        i;
     ngx_msec_t        t;
     ngx_core_conf_t  *ccf;
 
@@ -91,10 +84,6 @@ ngx_agent_run_init_process(ngx_cycle_t *cycle)
     }
 
     ngx_queue_init(&ngx_agent_runs);
-
-    for (i = 0; i < NGX_AGENT_BUCKETS; i++) {
-        ngx_queue_init(&ngx_agent_buckets[i]);
-    }
 
     ngx_memzero(&ngx_agent_ticker, sizeof(ngx_event_t));
 
@@ -141,40 +130,6 @@ ngx_agent_draining(void)
      */
 
     return ngx_terminate || ngx_agent_shutdown_passed;
-}
-
-
-static ngx_queue_t *
-ngx_agent_run_bucket(const u_char *key)
-{
-    uint32_t  n;
-
-    ngx_memcpy(&n, key + 4, sizeof(uint32_t));
-
-    return &ngx_agent_buckets[n % NGX_AGENT_BUCKETS];
-}
-
-
-ngx_agent_run_t *
-ngx_agent_run_find(const u_char *key)
-{
-    ngx_queue_t      *q, *bucket;
-    ngx_agent_run_t  *run;
-
-    bucket = ngx_agent_run_bucket(key);
-
-    for (q = ngx_queue_head(bucket);
-         q != ngx_queue_sentinel(bucket);
-         q = ngx_queue_next(q))
-    {
-        run = ngx_queue_data(q, ngx_agent_run_t, bucket);
-
-        if (ngx_memcmp(run->key, key, NGX_AGENT_KEY_LEN) == 0) {
-            return run;
-        }
-    }
-
-    return NULL;
 }
 
 
@@ -226,7 +181,7 @@ ngx_agent_run_log_ids(ngx_agent_run_t *run)
     }
 
     *run->log_ids.data = '#';
-    ngx_hex_dump(run->log_ids.data + 1, run->key, NGX_AGENT_KEY_LEN);
+    ngx_hex_dump(run->log_ids.data + 1, run->feed.key, NGX_AGENT_KEY_LEN);
     run->log_ids.len = 2 * NGX_AGENT_KEY_LEN + 1;
 
     return NGX_OK;
@@ -275,14 +230,14 @@ ngx_agent_run_create(ngx_http_request_t *r, ngx_http_agent_ctx_t *ctx,
     run->pool = pool;
     run->agent = lcf->agent;
     run->model = lcf->agent->model;
-    run->store = &ngx_agent_local_store;
-    run->events = log;
+    run->feed.run = run;
+    run->feed.store = lcf->agent->store;
+    run->feed.events = log;
     run->started = ngx_current_msec;
     run->resolver = clcf->resolver;
     run->resolver_timeout = clcf->resolver_timeout;
 
-    ngx_memcpy(run->key, ctx->key, NGX_AGENT_KEY_LEN);
-    ngx_queue_init(&run->subscribers);
+    ngx_memcpy(run->feed.key, ctx->key, NGX_AGENT_KEY_LEN);
     agent_buf_init(&run->body, &agent_alloc_libc);
     agent_buf_init(&run->input, &agent_alloc_libc);
 
@@ -303,10 +258,6 @@ ngx_agent_run_create(ngx_http_request_t *r, ngx_http_agent_ctx_t *ctx,
     run->log->handler = ngx_agent_run_log_handler;
     run->log->data = run;
     run->log->action = "starting a run";
-
-    run->wake.handler = ngx_agent_run_wake_handler;
-    run->wake.data = run;
-    run->wake.log = run->log;
 
     rc = ngx_agent_run_request(run, r, &ctx->input, fault);
 
@@ -347,9 +298,7 @@ ngx_agent_run_create(ngx_http_request_t *r, ngx_http_agent_ctx_t *ctx,
 
     ngx_queue_insert_tail(&ngx_agent_runs, &run->queue);
 
-    /* at the head: the newest of one key is the one to be found */
-
-    ngx_queue_insert_head(ngx_agent_run_bucket(run->key), &run->bucket);
+    ngx_agent_feed_add(&run->feed, run->log);
 
     /* not cancelable: a worker that is asked to quit drains its runs first */
 
@@ -379,6 +328,10 @@ ngx_agent_run_start(ngx_agent_run_t *run)
 {
     agent_fault_t       fault;
     ngx_agent_model_t  *model;
+
+    if (run->sent.len) {
+        run->feed.store->keep(run->feed.events, &run->sent);
+    }
 
     if (agent_encoder_start(run->encoder) != AGENT_OK) {
         agent_fault_set(&fault, AGENT_CODE_INTERNAL,
@@ -444,7 +397,7 @@ ngx_agent_run_call(ngx_agent_run_t *run)
     run->inflight = 1;
 
     run->status = NGX_AGENT_RUN_RUNNING;
-    run->store->set_status(run->events, NGX_AGENT_RUN_RUNNING);
+    run->feed.store->set_status(run->feed.events, NGX_AGENT_RUN_RUNNING);
 }
 
 
@@ -600,11 +553,11 @@ ngx_agent_run_event(void *data, const agent_event_t *ev)
 
     if (!agent_event_is_terminal(ev->type)) {
 
-        if (run->store->append(run->events, ev) != NGX_OK) {
+        if (run->feed.store->append(run->feed.events, ev) != NGX_OK) {
             return AGENT_NOMEM;
         }
 
-        ngx_agent_run_wake(run);
+        ngx_agent_feed_wake(&run->feed);
 
         return AGENT_OK;
     }
@@ -631,9 +584,7 @@ ngx_agent_run_event(void *data, const agent_event_t *ev)
 
     run->status = info.status;
 
-    run->store->finish(run->events, &info);
-
-    if (run->store->append(run->events, ev) != NGX_OK) {
+    if (run->feed.store->finish(run->feed.events, &info, ev) != NGX_OK) {
         return AGENT_NOMEM;
     }
 
@@ -649,7 +600,7 @@ ngx_agent_run_over(ngx_agent_run_t *run)
     run->state = NGX_AGENT_OVER;
 
     ngx_agent_run_stop_call(run, run->status == NGX_AGENT_RUN_FINISHED);
-    ngx_agent_run_wake(run);
+    ngx_agent_feed_wake(&run->feed);
 }
 
 
@@ -801,7 +752,7 @@ ngx_agent_run_last_resort(ngx_agent_run_t *run, const agent_fault_t *fault)
     info.content = run->has_first;
 
     run->status = NGX_AGENT_RUN_ERROR;
-    run->store->finish(run->events, &info);
+    (void) run->feed.store->finish(run->feed.events, &info, NULL);
 
     ngx_agent_run_over(run);
 }
@@ -810,104 +761,37 @@ ngx_agent_run_last_resort(ngx_agent_run_t *run, const agent_fault_t *fault)
 /* --- readers ------------------------------------------------------------ */
 
 void
-ngx_agent_run_wake(ngx_agent_run_t *run)
+ngx_agent_run_publish(ngx_agent_run_t *run)
 {
-    run->news = 1;
-
-    if (!run->wake.posted) {
-        ngx_post_event(&run->wake, &ngx_posted_events);
+    if (run->feed.store->publish(run->feed.events, run->has_first)) {
+        ngx_agent_prelude_checkpoint(run);
     }
-}
-
-
-/*
- * Tells a bounded number of subscribers in one turn of the loop; "partial" runs
- * go on in the next, news of meanwhile are told to all once more.
- */
-
-static void
-ngx_agent_run_wake_handler(ngx_event_t *ev)
-{
-    ngx_uint_t               n;
-    ngx_queue_t             *q;
-    ngx_agent_run_t         *run;
-    ngx_agent_subscriber_t  *s;
-
-    run = ev->data;
-
-    if (!run->partial) {
-        run->news = 0;
-        run->store->publish(run->events, run->has_first);
-
-        for (q = ngx_queue_head(&run->subscribers);
-             q != ngx_queue_sentinel(&run->subscribers);
-             q = ngx_queue_next(q))
-        {
-            s = ngx_queue_data(q, ngx_agent_subscriber_t, queue);
-            s->dirty = 1;
-        }
-    }
-
-    run->partial = 0;
-    run->turn = 0;
-
-    /* a pump may take any subscriber out of the list and put new ones in */
-
-    for (n = 0; !ngx_queue_empty(&run->subscribers); n++) {
-        q = ngx_queue_head(&run->subscribers);
-        s = ngx_queue_data(q, ngx_agent_subscriber_t, queue);
-
-        if (!s->dirty) {
-            break;
-        }
-
-        if (n == NGX_AGENT_WAKE_READERS || run->turn > NGX_AGENT_WAKE_BYTES) {
-            run->partial = 1;
-            break;
-        }
-
-        s->dirty = 0;
-
-        ngx_queue_remove(q);
-        ngx_queue_insert_tail(&run->subscribers, q);
-
-        ngx_agent_subscriber_pump(s);
-    }
-
-    if (run->state == NGX_AGENT_OVER && run->nsubscribers == 0) {
-        ngx_agent_run_free(run);
-        return;
-    }
-
-    if ((run->partial || run->news) && !run->wake.posted) {
-        ngx_post_event(&run->wake, &ngx_posted_next_events);
-    }
-
-    run->store->trim(run->events);
 }
 
 
 void
-ngx_agent_run_join(ngx_agent_run_t *run, ngx_agent_subscriber_t *s)
+ngx_agent_run_rung(ngx_agent_run_t *run)
 {
-    ngx_queue_insert_tail(&run->subscribers, &s->queue);
-    run->nsubscribers++;
+    if (run->state != NGX_AGENT_OVER
+        && run->feed.store->cancelled(run->feed.events))
+    {
+        ngx_agent_run_cancel(run);
+    }
+}
+
+
+void
+ngx_agent_run_read(ngx_agent_run_t *run)
+{
     run->has_left = 0;
 }
 
 
 void
-ngx_agent_run_leave(ngx_agent_run_t *run, ngx_agent_subscriber_t *s)
+ngx_agent_run_unread(ngx_agent_run_t *run)
 {
-    ngx_queue_remove(&s->queue);
-    run->nsubscribers--;
-
-    if (run->nsubscribers) {
-        return;
-    }
-
     if (run->state == NGX_AGENT_OVER) {
-        ngx_agent_run_wake(run);
+        ngx_agent_feed_wake(&run->feed);
         return;
     }
 
@@ -927,21 +811,17 @@ ngx_agent_run_leave(ngx_agent_run_t *run, ngx_agent_subscriber_t *s)
 }
 
 
-/* only called by the wake handler: elsewhere the run may be on the stack */
+/* only called by the feed's event: elsewhere the run may be on the stack */
 
-static void
+void
 ngx_agent_run_free(ngx_agent_run_t *run)
 {
-    if (run->wake.posted) {
-        ngx_delete_posted_event(&run->wake);
-    }
-
     ngx_agent_run_stop_call(run, 0);
 
     ngx_queue_remove(&run->queue);
-    ngx_queue_remove(&run->bucket);
+    ngx_agent_feed_remove(&run->feed);
 
-    run->store->close(run->events);
+    run->feed.store->close(run->feed.events);
 
     agent_answer_destroy(run->answer);
     agent_encoder_destroy(run->encoder);
@@ -965,11 +845,6 @@ ngx_agent_run_check(ngx_agent_run_t *run, ngx_uint_t shutdown)
     }
 
     now = ngx_current_msec;
-
-    if (run->store->cancelled(run->events)) {
-        ngx_agent_run_cancel(run);
-        return;
-    }
 
     if (shutdown) {
         agent_fault_set(&fault, AGENT_CODE_WORKER_SHUTDOWN,

@@ -9,6 +9,7 @@
 
 
 #include "ngx_http_agent.h"
+#include "ngx_agent_feed.h"
 #include "ngx_agent_replay.h"
 #include "ngx_agent_transfer.h"
 
@@ -35,20 +36,17 @@ typedef enum {
 
 struct ngx_agent_run_s {
     ngx_queue_t                  queue;        /* the worker's runs */
-    ngx_queue_t                  bucket;       /* the same, by key */
     ngx_queue_t                  waiting;      /* model->waiting */
     ngx_pool_t                  *pool;         /* the run's; holds the run */
     ngx_log_t                   *log;          /* with run and thread id */
 
-    u_char                       key[NGX_AGENT_KEY_LEN];
+    ngx_agent_feed_t             feed;         /* key, log, readers */
     ngx_str_t                    id;
     ngx_str_t                    thread;
     ngx_str_t                    log_ids;      /* made ready for the log */
 
     ngx_agent_t                 *agent;
     ngx_agent_model_t           *model;
-    ngx_agent_store_t           *store;
-    ngx_agent_log_t             *events;
 
     ngx_uint_t                   state;
     ngx_uint_t                   status;       /* ngx_agent_status_e */
@@ -64,21 +62,15 @@ struct ngx_agent_run_s {
     agent_buf_t                  input;        /* the same, for preludes */
     u_char                       seed[NGX_AGENT_SEED_CHARS];
 
-    ngx_queue_t                  subscribers;
-    ngx_uint_t                   nsubscribers;
-    ngx_event_t                  wake;         /* posted: tell them */
-    size_t                       turn;         /* bytes told in this turn */
-
     ngx_msec_t                   started;      /* ngx_current_msec */
     ngx_msec_t                   first_token;  /* ms after started */
     ngx_msec_t                   queued;       /* since when waiting */
     ngx_msec_t                   left;         /* the last reader left */
+    ngx_msec_t                   checked;      /* the last checkpoint */
     unsigned                     has_first:1;
     unsigned                     has_left:1;
     unsigned                     inflight:1;
     unsigned                     in_queue:1;   /* of model->waiting */
-    unsigned                     news:1;       /* since the last wake */
-    unsigned                     partial:1;    /* not all were told yet */
 };
 
 
@@ -97,18 +89,16 @@ ngx_agent_run_t *ngx_agent_run_create(ngx_http_request_t *r,
  * subscriber is attached */
 void ngx_agent_run_start(ngx_agent_run_t *run);
 
-/* a live run, or one that still has readers, of this worker; NULL */
-ngx_agent_run_t *ngx_agent_run_find(const u_char *key);
-
 void ngx_agent_run_cancel(ngx_agent_run_t *run);
 void ngx_agent_run_fail(ngx_agent_run_t *run, const agent_fault_t *fault);
 
-/* of subscribers; a run is never freed inside a call, only by its own event */
-void ngx_agent_run_join(ngx_agent_run_t *run, ngx_agent_subscriber_t *s);
-void ngx_agent_run_leave(ngx_agent_run_t *run, ngx_agent_subscriber_t *s);
-
-/* has the subscribers told, at the end of this turn of the loop */
-void ngx_agent_run_wake(ngx_agent_run_t *run);
+/* of its feed: the first reader came, the last one left, the log is to be made
+ * visible, somebody rang, and it is over and without readers */
+void ngx_agent_run_read(ngx_agent_run_t *run);
+void ngx_agent_run_unread(ngx_agent_run_t *run);
+void ngx_agent_run_publish(ngx_agent_run_t *run);
+void ngx_agent_run_rung(ngx_agent_run_t *run);
+void ngx_agent_run_free(ngx_agent_run_t *run);
 
 /* the worker is on its way out and takes no new run */
 ngx_uint_t ngx_agent_draining(void);
@@ -132,16 +122,32 @@ void ngx_agent_run_keep_input(ngx_agent_run_t *run, ngx_str_t *body);
  */
 ngx_int_t ngx_agent_run_input(ngx_agent_run_t *run, agent_str_t *messages);
 
+/* the same from what a store has kept, added to "out" */
+ngx_int_t ngx_agent_kept_input(agent_str_t kept, agent_buf_t *out);
+
 
 /* ngx_agent_subscriber.c: a request that reads a run */
 
+/* where a subscriber begins, and what its head says of it */
+
+typedef struct {
+    uint64_t                     seq;          /* the first event wanted */
+    const char                  *resume;       /* X-Agent-Resume; NULL: none */
+    unsigned                     json:1;
+    unsigned                     attached:1;   /* X-Agent-Attached */
+    unsigned                     prelude:1;    /* a snapshot first */
+    unsigned                     at_once:1;    /* the head waits for nothing */
+} ngx_agent_start_t;
+
+
 struct ngx_agent_subscriber_s {
-    ngx_queue_t                  queue;        /* run->subscribers */
+    ngx_queue_t                  queue;        /* feed->subscribers */
     ngx_http_request_t          *request;
-    ngx_agent_run_t             *run;          /* NULL: detached */
+    ngx_agent_feed_t            *feed;         /* NULL: detached */
     ngx_http_agent_loc_conf_t   *lcf;
     ngx_http_agent_ctx_t        *ctx;          /* r->ctx may be forgotten */
 
+    ngx_agent_start_t            start;
     ngx_agent_reader_t           reader;
     agent_open_t                 open;         /* what its client has open */
     ngx_chain_t                 *free;
@@ -150,26 +156,51 @@ struct ngx_agent_subscriber_s {
     ngx_event_t                  more;         /* posted: go on writing */
     ngx_msec_t                   sent;         /* when bytes last left */
 
+    agent_fold_t                *fold;         /* of a run elsewhere */
+    size_t                       folded;       /* bytes in this turn */
     agent_buf_t                  prelude;      /* frames to go first */
     size_t                       prelude_sent;
+    agent_fault_t               *fault;        /* of a run elsewhere */
 
-    unsigned                     json:1;
-    unsigned                     attached:1;   /* X-Agent-Attached */
     unsigned                     head:1;       /* has been sent */
     unsigned                     waited:1;     /* 1 s has passed */
     unsigned                     terminal:1;   /* the last event was read */
     unsigned                     dirty:1;      /* to be told of news */
     unsigned                     reading:1;    /* reader is subscribed */
     unsigned                     begun:1;      /* RUN_STARTED was sent */
+    unsigned                     lost:1;       /* a prelude is to come */
     unsigned                     last_word:1;  /* prelude ends the stream */
 };
 
-/* attaches r to the run; takes over the caller's reference of the request */
-void ngx_agent_subscriber_attach(ngx_http_request_t *r, ngx_agent_run_t *run,
-    ngx_uint_t json, ngx_uint_t attached);
+/* attaches r to the feed; takes over the caller's reference of the request */
+void ngx_agent_subscriber_attach(ngx_http_request_t *r, ngx_agent_feed_t *feed,
+    ngx_agent_start_t *start);
 
 /* writes what can be written; may finalize the request and detach */
 void ngx_agent_subscriber_pump(ngx_agent_subscriber_t *s);
+
+
+/* ngx_agent_prelude.c: what a reader that lost its place is told first */
+
+/*
+ * Makes s->prelude, which stands for the events before s->reader.seq.  NGX_OK;
+ * NGX_AGAIN: not all is read yet, call it in the next turn; NGX_DECLINED: a
+ * last word was put there instead; NGX_ERROR.
+ */
+ngx_int_t ngx_agent_prelude(ngx_agent_subscriber_t *s);
+
+/* folds what is new of a run elsewhere, as far as a turn allows: NGX_OK: all,
+ * NGX_AGAIN, NGX_DECLINED: events are missing, NGX_ERROR */
+ngx_int_t ngx_agent_prelude_fold(ngx_agent_subscriber_t *s, ngx_uint_t end);
+
+/* a terminal event of this reader only: it is not in the log */
+void ngx_agent_prelude_last_word(ngx_agent_subscriber_t *s, agent_code_t code,
+    const char *message);
+
+void ngx_agent_prelude_drop(ngx_agent_subscriber_t *s);
+
+/* what readers elsewhere will need when the run's oldest events go */
+void ngx_agent_prelude_checkpoint(ngx_agent_run_t *run);
 
 
 #endif /* _NGX_AGENT_RUN_H_INCLUDED_ */

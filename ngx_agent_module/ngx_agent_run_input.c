@@ -117,19 +117,26 @@ ngx_agent_run_keep_input(ngx_agent_run_t *run, ngx_str_t *body)
         return;
     }
 
-    run->sent.data = ngx_pnalloc(run->pool, messages.len);
+    run->sent.data = ngx_pnalloc(run->pool,
+                                 NGX_AGENT_RUN_SEED_CHARS + messages.len);
 
-    if (run->sent.data) {
-        ngx_memcpy(run->sent.data, messages.data, messages.len);
-        run->sent.len = messages.len;
+    if (run->sent.data == NULL) {
+        return;
     }
+
+    /* the seed is for the ids of messages that have none */
+
+    ngx_memcpy(run->sent.data, run->seed, NGX_AGENT_RUN_SEED_CHARS);
+    ngx_memcpy(run->sent.data + NGX_AGENT_RUN_SEED_CHARS, messages.data,
+               messages.len);
+    run->sent.len = NGX_AGENT_RUN_SEED_CHARS + messages.len;
 }
 
 
 /* messages of a snapshot must have an id; it is the same in each snapshot */
 
 static ngx_int_t
-ngx_agent_run_message_id(ngx_agent_run_t *run, json_t *message, size_t i)
+ngx_agent_run_message_id(const char *seed, json_t *message, size_t i)
 {
     u_char  *p, id[64];
 
@@ -138,7 +145,7 @@ ngx_agent_run_message_id(ngx_agent_run_t *run, json_t *message, size_t i)
     }
 
     p = ngx_sprintf(id, "in_%*s_%uz", (size_t) NGX_AGENT_RUN_SEED_CHARS,
-                    run->seed, i);
+                    seed, i);
 
     if (json_object_set_new(message, "id",
                             json_stringn((char *) id, p - id))
@@ -162,12 +169,10 @@ ngx_agent_run_dump(const char *p, size_t n, void *data)
 }
 
 
-/* made when the first reader needs it, kept for the next */
-
 ngx_int_t
-ngx_agent_run_input(ngx_agent_run_t *run, agent_str_t *messages)
+ngx_agent_kept_input(agent_str_t kept, agent_buf_t *out)
 {
-    size_t                i;
+    size_t                i, start;
     json_t               *message;
     ngx_int_t             rc;
     agent_buf_t           b;
@@ -175,12 +180,7 @@ ngx_agent_run_input(ngx_agent_run_t *run, agent_str_t *messages)
     agent_fault_t         fault;
     agent_input_rules_t   rules;
 
-    if (run->input.len) {
-        *messages = agent_buf_str(&run->input);
-        return NGX_OK;
-    }
-
-    if (run->sent.len == 0) {
+    if (kept.len < NGX_AGENT_RUN_SEED_CHARS) {
         return NGX_DECLINED;
     }
 
@@ -188,7 +188,8 @@ ngx_agent_run_input(ngx_agent_run_t *run, agent_str_t *messages)
     agent_buf_init(&b, &agent_alloc_libc);
 
     agent_buf_add_lit(&b, "{\"messages\":");
-    agent_buf_add(&b, run->sent.data, run->sent.len);
+    agent_buf_add(&b, kept.data + NGX_AGENT_RUN_SEED_CHARS,
+                  kept.len - NGX_AGENT_RUN_SEED_CHARS);
     agent_buf_add_char(&b, '}');
 
     /* it was accepted once; every role is the client's to hold */
@@ -198,6 +199,7 @@ ngx_agent_run_input(ngx_agent_run_t *run, agent_str_t *messages)
     rules.roles = ~0u;
 
     rc = NGX_ERROR;
+    start = out->len;
 
     if (agent_buf_ok(&b)
         && agent_input_parse(&input, agent_buf_str(&b), &rules,
@@ -209,12 +211,12 @@ ngx_agent_run_input(ngx_agent_run_t *run, agent_str_t *messages)
         json_array_foreach(input.sent, i, message) {
 
             if (i) {
-                agent_buf_add_char(&run->input, ',');
+                agent_buf_add_char(out, ',');
             }
 
-            if (ngx_agent_run_message_id(run, message, i) != NGX_OK
-                || json_dump_callback(message, ngx_agent_run_dump,
-                                      &run->input, JSON_COMPACT)
+            if (ngx_agent_run_message_id(kept.data, message, i) != NGX_OK
+                || json_dump_callback(message, ngx_agent_run_dump, out,
+                                      JSON_COMPACT)
                    != 0)
             {
                 rc = NGX_ERROR;
@@ -227,8 +229,27 @@ ngx_agent_run_input(ngx_agent_run_t *run, agent_str_t *messages)
     agent_buf_free(&b);
 
     if (rc != NGX_OK) {
-        agent_buf_free(&run->input);
-        return NGX_ERROR;
+        out->len = start;
+    }
+
+    return rc;
+}
+
+
+/* made when the first reader needs it, kept for the next */
+
+ngx_int_t
+ngx_agent_run_input(ngx_agent_run_t *run, agent_str_t *messages)
+{
+    ngx_int_t  rc;
+
+    if (run->input.len == 0) {
+        rc = ngx_agent_kept_input(ngx_agent_str(&run->sent), &run->input);
+
+        if (rc != NGX_OK) {
+            agent_buf_free(&run->input);
+            return rc;
+        }
     }
 
     *messages = agent_buf_str(&run->input);

@@ -32,13 +32,7 @@ ngx_http_agent_run_key(ngx_http_request_t *r, ngx_str_t *id)
 }
 
 
-/*
- * Before the store is asked about a run: its key, and a reference of the
- * request, which the store's callback gives back when it finalizes.  0 when the
- * store is not to be asked: the handler returns "rc" then.
- */
-
-static ngx_uint_t
+ngx_uint_t
 ngx_http_agent_ask(ngx_http_request_t *r, ngx_str_t *id, ngx_int_t *rc)
 {
     switch (ngx_http_agent_run_key(r, id)) {
@@ -139,6 +133,7 @@ ngx_http_agent_status_info(void *data, ngx_int_t rc,
     char                   cursor[AGENT_CURSOR_MAX];
     agent_str_t            text;
     agent_buf_t            b;
+    ngx_agent_feed_t      *feed;
     ngx_http_agent_ctx_t  *ctx;
 
     ctx = ngx_http_get_module_ctx(r, ngx_http_agent_module);
@@ -153,6 +148,22 @@ ngx_http_agent_status_info(void *data, ngx_int_t rc,
         rc = ngx_http_agent_code(r, AGENT_CODE_STORE_UNAVAILABLE,
                                  "the store of runs cannot be reached");
         goto done;
+    }
+
+    if (info->gone) {
+        rc = ngx_http_agent_code(r, AGENT_CODE_GONE,
+                                 "the run is no longer kept");
+        goto done;
+    }
+
+    /* of a run that is here its log knows more than the record */
+
+    feed = ngx_agent_feed_find(ctx->key);
+
+    if (feed && feed->run && feed->run->state != NGX_AGENT_OVER
+        && feed->store->generation(feed->events) == info->generation)
+    {
+        info->next_seq = feed->store->next_seq(feed->events);
     }
 
     ctx->thread_id.data = ngx_pnalloc(r->pool, info->thread_len + 1);
@@ -176,10 +187,10 @@ ngx_http_agent_status_info(void *data, ngx_int_t rc,
     text.len = ngx_strlen(text.data);
     agent_json_quote(&b, text);
 
-    if (info->last_seq != (uint64_t) -1) {
+    if (info->next_seq) {
         text.data = cursor;
         text.len = agent_cursor_print(cursor, info->generation,
-                                      info->last_seq);
+                                      info->next_seq - 1);
         agent_buf_add_lit(&b, ",\"lastEventId\":");
         agent_json_quote(&b, text);
     }
@@ -215,17 +226,19 @@ done:
 ngx_int_t
 ngx_http_agent_status(ngx_http_request_t *r, ngx_str_t *id)
 {
-    ngx_int_t              rc;
-    ngx_http_agent_ctx_t  *ctx;
+    ngx_int_t                   rc;
+    ngx_http_agent_ctx_t       *ctx;
+    ngx_http_agent_loc_conf_t  *alcf;
 
     if (!ngx_http_agent_ask(r, id, &rc)) {
         return rc;
     }
 
     ctx = ngx_http_get_module_ctx(r, ngx_http_agent_module);
+    alcf = ngx_http_get_module_loc_conf(r, ngx_http_agent_module);
 
-    ngx_agent_local_store.status(&ngx_agent_local_store, ctx->key,
-                                 ngx_http_agent_status_info, r);
+    alcf->agent->store->status(alcf->agent->store, ctx->key,
+                               ngx_http_agent_status_info, r);
 
     return NGX_DONE;
 }
@@ -257,6 +270,11 @@ ngx_http_agent_cancelled(void *data, ngx_int_t rc)
         rc = ngx_http_send_header(r);
         break;
 
+    case NGX_ABORT:
+        rc = ngx_http_agent_code(r, AGENT_CODE_GONE,
+                                 "the run is over and no longer kept");
+        break;
+
     case NGX_DECLINED:
         rc = ngx_http_agent_code(r, AGENT_CODE_NOT_FOUND,
                                  "there is no such run");
@@ -274,29 +292,31 @@ ngx_http_agent_cancelled(void *data, ngx_int_t rc)
 ngx_int_t
 ngx_http_agent_cancel(ngx_http_request_t *r, ngx_str_t *id)
 {
-    ngx_int_t              rc;
-    ngx_agent_run_t       *run;
-    ngx_http_agent_ctx_t  *ctx;
+    ngx_int_t                   rc;
+    ngx_agent_feed_t           *feed;
+    ngx_http_agent_ctx_t       *ctx;
+    ngx_http_agent_loc_conf_t  *alcf;
 
     if (!ngx_http_agent_ask(r, id, &rc)) {
         return rc;
     }
 
     ctx = ngx_http_get_module_ctx(r, ngx_http_agent_module);
+    alcf = ngx_http_get_module_loc_conf(r, ngx_http_agent_module);
 
-    /* a run of this worker stops at once, one of another at its next tick */
+    /* a run of this worker stops at once, that of another is rung */
 
-    run = ngx_agent_run_find(ctx->key);
+    feed = ngx_agent_feed_find(ctx->key);
 
-    if (run && run->state != NGX_AGENT_OVER) {
-        ngx_agent_run_cancel(run);
+    if (feed && feed->run && feed->run->state != NGX_AGENT_OVER) {
+        ngx_agent_run_cancel(feed->run);
         ngx_http_agent_cancelled(r, NGX_OK);
 
         return NGX_DONE;
     }
 
-    ngx_agent_local_store.cancel(&ngx_agent_local_store, ctx->key,
-                                 ngx_http_agent_cancelled, r);
+    alcf->agent->store->cancel(alcf->agent->store, ctx->key,
+                               ngx_http_agent_cancelled, r);
 
     return NGX_DONE;
 }
@@ -320,8 +340,14 @@ ngx_http_agent_capabilities(ngx_http_request_t *r)
     agent_buf_add_lit(&b, ",\"type\":\"ngx_agent_module\"},"
                           "\"transport\":{\"streaming\":true,"
                           "\"websocket\":false,\"httpBinary\":false,"
-                          "\"pushNotifications\":false,\"resumable\":false},"
-                          "\"tools\":{\"supported\":");
+                          "\"pushNotifications\":false,\"resumable\":");
+
+    if (alcf->agent->store != &ngx_agent_local_store) {
+        agent_buf_add_lit(&b, "true},\"tools\":{\"supported\":");
+
+    } else {
+        agent_buf_add_lit(&b, "false},\"tools\":{\"supported\":");
+    }
 
     if (alcf->agent->client_tools) {
         agent_buf_add_lit(&b, "true,\"parallelCalls\":true,"

@@ -14,7 +14,6 @@
 #define NGX_AGENT_SPARE        64
 #define NGX_AGENT_WAKE_BYTES   (64 * 1024)
 #define NGX_AGENT_HEAD_DELAY   1000
-#define NGX_AGENT_PRELUDES     (64 * 1024 * 1024)
 
 
 typedef struct {
@@ -25,38 +24,25 @@ typedef struct {
 } ngx_agent_fill_t;
 
 
-typedef struct {
-    agent_buf_t             *out;
-    agent_open_t            *open;      /* NULL: these events close it */
-    size_t                   last;      /* where the last frame begins */
-} ngx_agent_prelude_t;
-
-
 static void ngx_agent_subscriber_cleanup(void *data);
 static void ngx_agent_subscriber_detach(ngx_agent_subscriber_t *s);
+static void ngx_agent_subscriber_keep_info(ngx_agent_subscriber_t *s);
 static void ngx_agent_subscriber_finalize(ngx_agent_subscriber_t *s,
     ngx_int_t rc);
 static ngx_int_t ngx_agent_subscriber_head(ngx_agent_subscriber_t *s);
 static ngx_int_t ngx_agent_subscriber_attached(ngx_agent_subscriber_t *s);
+static ngx_int_t ngx_agent_subscriber_resumed(ngx_agent_subscriber_t *s);
 static void ngx_agent_subscriber_answer(ngx_agent_subscriber_t *s);
+static void ngx_agent_subscriber_answer_elsewhere(ngx_agent_subscriber_t *s);
+static void ngx_agent_subscriber_more(ngx_agent_subscriber_t *s);
 static void ngx_agent_subscriber_write(ngx_agent_subscriber_t *s);
 static void ngx_agent_subscriber_stream(ngx_agent_subscriber_t *s);
 static ngx_int_t ngx_agent_subscriber_next(ngx_agent_subscriber_t *s,
     ngx_chain_t **out);
-static ngx_int_t ngx_agent_subscriber_prelude(ngx_agent_subscriber_t *s,
-    ngx_uint_t inplace);
-static void ngx_agent_subscriber_last_word(ngx_agent_subscriber_t *s,
-    agent_code_t code, const char *message);
-static void ngx_agent_subscriber_drop_prelude(ngx_agent_subscriber_t *s);
 static void ngx_agent_subscriber_write_handler(ngx_http_request_t *r);
 static void ngx_agent_subscriber_timer_handler(ngx_event_t *ev);
 static void ngx_agent_subscriber_more_handler(ngx_event_t *ev);
 static void ngx_agent_subscriber_heartbeat(ngx_agent_subscriber_t *s);
-
-
-/* bytes of preludes on their way, in this worker */
-
-static size_t  ngx_agent_preludes;
 
 
 /* --- blocks: memory of the bytes on their way, given back when sent ----- */
@@ -160,8 +146,8 @@ ngx_agent_subscriber_recycle(ngx_agent_subscriber_t *s, ngx_chain_t **out)
 /* --- attach, detach ----------------------------------------------------- */
 
 void
-ngx_agent_subscriber_attach(ngx_http_request_t *r, ngx_agent_run_t *run,
-    ngx_uint_t json, ngx_uint_t attached)
+ngx_agent_subscriber_attach(ngx_http_request_t *r, ngx_agent_feed_t *feed,
+    ngx_agent_start_t *start)
 {
     ngx_event_t             *rev;
     ngx_http_cleanup_t      *cln;
@@ -182,10 +168,10 @@ ngx_agent_subscriber_attach(ngx_http_request_t *r, ngx_agent_run_t *run,
 
     s->request = r;
     s->ctx = ctx;
-    s->run = run;
+    s->feed = feed;
     s->lcf = ngx_http_get_module_loc_conf(r, ngx_http_agent_module);
-    s->json = json;
-    s->attached = attached;
+    s->start = *start;
+    s->waited = start->at_once;
     s->sent = ngx_current_msec;
     agent_buf_init(&s->prelude, &agent_alloc_libc);
     agent_open_init(&s->open, &agent_alloc_libc);
@@ -199,7 +185,7 @@ ngx_agent_subscriber_attach(ngx_http_request_t *r, ngx_agent_run_t *run,
     s->more.log = r->connection->log;
 
     /*
-     * Two ends: the request's, when it must leave the run, and its pool's,
+     * Two ends: the request's, when it must leave the feed, and its pool's,
      * when no filter refers to the blocks any more.
      */
 
@@ -210,9 +196,10 @@ ngx_agent_subscriber_attach(ngx_http_request_t *r, ngx_agent_run_t *run,
     pcln->data = s;
 
     ctx->subscriber = s;
-    ctx->model = run->model;
+    ctx->model = feed->run ? feed->run->model : feed->agent->model;
+    ctx->resume = start->resume;
 
-    ngx_agent_run_join(run, s);
+    ngx_agent_feed_join(feed, s);
 
     r->write_event_handler = ngx_agent_subscriber_write_handler;
     r->read_event_handler = ngx_http_test_reading;
@@ -229,18 +216,22 @@ ngx_agent_subscriber_attach(ngx_http_request_t *r, ngx_agent_run_t *run,
 
     r->connection->log->action = "streaming a run";
 
-    if (json) {
-        ngx_agent_run_wake(run);
+    /* a run that is here answers from what it holds, without its log */
+
+    if (start->json && feed->run) {
+        ngx_agent_feed_wake(feed);
         return;
     }
 
-    run->store->subscribe(run->events, &s->reader, 0);
+    feed->store->subscribe(feed->events, &s->reader, start->seq);
     s->reading = 1;
 
-    ngx_add_timer(&s->timer, NGX_AGENT_HEAD_DELAY);
+    if (!start->json) {
+        ngx_add_timer(&s->timer, NGX_AGENT_HEAD_DELAY);
+    }
 
-    if (attached) {
-        ngx_agent_run_wake(run);
+    if (start->attached || start->at_once) {
+        ngx_agent_feed_wake(feed);
     }
 }
 
@@ -255,13 +246,20 @@ ngx_agent_subscriber_keep(ngx_agent_subscriber_t *s)
     const agent_fault_t   *fault;
     ngx_http_agent_ctx_t  *ctx;
 
-    run = s->run;
+    run = s->feed->run;
     ctx = s->ctx;
+
+    ctx->events = s->feed->store->next_seq(s->feed->events);
+
+    if (run == NULL) {
+        ngx_agent_subscriber_keep_info(s);
+        return;
+    }
+
     usage = agent_encoder_usage(run->encoder);
 
     ctx->input_tokens = usage->input;
     ctx->output_tokens = usage->output;
-    ctx->events = run->store->next_seq(run->events);
 
     if (run->has_first) {
         ctx->first_token = (ngx_msec_int_t) run->first_token;
@@ -293,20 +291,54 @@ ngx_agent_subscriber_keep(ngx_agent_subscriber_t *s)
 }
 
 
+/* the same of a run that is not here: what its record says */
+
+static void
+ngx_agent_subscriber_keep_info(ngx_agent_subscriber_t *s)
+{
+    agent_run_info_t       info;
+    ngx_agent_feed_t      *feed;
+    ngx_http_agent_ctx_t  *ctx;
+
+    feed = s->feed;
+    ctx = s->ctx;
+
+    if (!s->terminal
+        || ngx_agent_registry_info(feed->store->zone, feed->key, &info)
+           != NGX_OK)
+    {
+        ctx->status = "detached";
+        return;
+    }
+
+    ctx->input_tokens = info.usage.input;
+    ctx->output_tokens = info.usage.output;
+    ctx->status = ngx_agent_status_over(info.status)
+                  ? ngx_agent_status_name(info.status) : "detached";
+
+    if (info.status == NGX_AGENT_RUN_CANCELLED) {
+        ctx->finish_reason = "cancelled";
+
+    } else if (info.status == NGX_AGENT_RUN_ERROR) {
+        ctx->finish_reason = agent_code_name(info.code);
+    }
+}
+
+
 static void
 ngx_agent_subscriber_detach(ngx_agent_subscriber_t *s)
 {
-    ngx_agent_run_t  *run;
+    ngx_agent_feed_t  *feed;
 
-    run = s->run;
+    feed = s->feed;
 
-    if (run == NULL) {
+    if (feed == NULL) {
         return;
     }
 
     ngx_agent_subscriber_keep(s);
 
-    s->run = NULL;
+    s->feed = NULL;
     s->ctx->subscriber = NULL;
 
     if (s->timer.timer_set) {
@@ -318,21 +350,11 @@ ngx_agent_subscriber_detach(ngx_agent_subscriber_t *s)
     }
 
     if (s->reading) {
-        run->store->unsubscribe(run->events, &s->reader);
+        feed->store->unsubscribe(feed->events, &s->reader);
         s->reading = 0;
     }
 
-    ngx_agent_run_leave(run, s);
-}
-
-
-static void
-ngx_agent_subscriber_drop_prelude(ngx_agent_subscriber_t *s)
-{
-    ngx_agent_preludes -= s->prelude.cap;
-
-    agent_buf_free(&s->prelude);
-    s->prelude_sent = 0;
+    ngx_agent_feed_leave(feed, s);
 }
 
 
@@ -353,8 +375,9 @@ ngx_agent_subscriber_cleanup(void *data)
         ngx_agent_block_free(cl->buf);
     }
 
-    ngx_agent_subscriber_drop_prelude(s);
+    ngx_agent_prelude_drop(s);
     agent_open_free(&s->open);
+    agent_fold_destroy(s->fold);
 }
 
 
@@ -399,12 +422,37 @@ ngx_agent_subscriber_write(ngx_agent_subscriber_t *s)
 {
     ngx_int_t  rc;
 
-    if (s->json) {
-        if (s->run->state == NGX_AGENT_OVER) {
+    if (s->start.json) {
+
+        if (s->feed->run == NULL) {
+            ngx_agent_subscriber_answer_elsewhere(s);
+
+        } else if (s->feed->run->state == NGX_AGENT_OVER) {
             ngx_agent_subscriber_answer(s);
         }
 
         return;
+    }
+
+    if (s->start.prelude) {
+
+        /* its place is known when it is made, and the head tells it */
+
+        rc = ngx_agent_prelude(s);
+
+        if (rc == NGX_AGAIN) {
+            ngx_agent_subscriber_more(s);
+            return;
+        }
+
+        if (rc == NGX_ERROR) {
+            ngx_agent_subscriber_finalize(s, s->head ? NGX_ERROR
+                                          : NGX_HTTP_INTERNAL_SERVER_ERROR);
+            return;
+        }
+
+        s->start.prelude = 0;
+        s->start.seq = s->reader.seq;
     }
 
     if (!s->head) {
@@ -445,11 +493,12 @@ ngx_agent_subscriber_head(ngx_agent_subscriber_t *s)
     static ngx_str_t  no_cache = ngx_string("no-cache, no-store, "
                                             "no-transform");
 
-    run = s->run;
+    run = s->feed->run;
     r = s->request;
 
-    if (run->state == NGX_AGENT_OVER && run->status == NGX_AGENT_RUN_ERROR
-        && !run->has_first)
+    if (run && run->state == NGX_AGENT_OVER
+        && run->status == NGX_AGENT_RUN_ERROR
+        && !run->has_first && !s->start.at_once)
     {
         fault = agent_encoder_fault(run->encoder);
 
@@ -466,8 +515,8 @@ ngx_agent_subscriber_head(ngx_agent_subscriber_t *s)
         return NGX_DONE;
     }
 
-    if (run->store->next_seq(run->events) <= 1 && !s->waited
-        && run->state != NGX_AGENT_OVER)
+    if (run && run->state != NGX_AGENT_OVER && !s->waited
+        && s->feed->store->next_seq(s->feed->events) <= 1)
     {
         return NGX_AGAIN;
     }
@@ -500,7 +549,9 @@ ngx_agent_subscriber_head(ngx_agent_subscriber_t *s)
         return NGX_ERROR;
     }
 
-    if (ngx_agent_subscriber_attached(s) != NGX_OK) {
+    if (ngx_agent_subscriber_attached(s) != NGX_OK
+        || ngx_agent_subscriber_resumed(s) != NGX_OK)
+    {
         return NGX_ERROR;
     }
 
@@ -530,11 +581,103 @@ ngx_agent_subscriber_attached(ngx_agent_subscriber_t *s)
 {
     ngx_str_t  value = ngx_string("1");
 
-    if (!s->attached) {
+    if (!s->start.attached) {
         return NGX_OK;
     }
 
     return ngx_http_agent_add_header(s->request, "X-Agent-Attached", &value);
+}
+
+
+/* of a stream that was asked for by a cursor: where it begins */
+
+static ngx_int_t
+ngx_agent_subscriber_resumed(ngx_agent_subscriber_t *s)
+{
+    u_char     cursor[AGENT_CURSOR_MAX];
+    ngx_str_t  value;
+
+    if (s->start.resume == NULL) {
+        return NGX_OK;
+    }
+
+    value.data = (u_char *) s->start.resume;
+    value.len = ngx_strlen(s->start.resume);
+
+    if (ngx_http_agent_add_header(s->request, "X-Agent-Resume", &value)
+        != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    if (s->start.seq == 0) {
+        return NGX_OK;
+    }
+
+    value.len = agent_cursor_print((char *) cursor,
+                              s->feed->store->generation(s->feed->events),
+                              s->start.seq - 1);
+
+    value.data = ngx_pnalloc(s->request->pool, value.len);
+    if (value.data == NULL) {
+        return NGX_ERROR;
+    }
+
+    ngx_memcpy(value.data, cursor, value.len);
+
+    return ngx_http_agent_add_header(s->request, "X-Agent-Last-Event-ID",
+                                     &value);
+}
+
+
+/* a JSON answer of a run that is not here: folded from its log */
+
+static void
+ngx_agent_subscriber_answer_elsewhere(ngx_agent_subscriber_t *s)
+{
+    ngx_int_t    rc;
+    agent_buf_t  b;
+
+    rc = ngx_agent_prelude_fold(s, 1);
+
+    if (rc == NGX_AGAIN) {
+        ngx_agent_subscriber_more(s);
+        return;
+    }
+
+    if (rc == NGX_DECLINED) {
+        rc = ngx_http_agent_code(s->request, AGENT_CODE_GONE,
+                                 "not all of the run's events are kept");
+
+    } else if (rc == NGX_ERROR) {
+        rc = NGX_HTTP_INTERNAL_SERVER_ERROR;
+
+    } else if (!s->terminal) {
+        return;
+
+    } else if (ngx_agent_subscriber_attached(s) != NGX_OK) {
+        rc = NGX_ERROR;
+
+    } else if (s->fault) {
+        rc = ngx_http_agent_error(s->request, s->fault);
+
+    } else if (agent_fold_trimmed(s->fold)) {
+        rc = ngx_http_agent_code(s->request, AGENT_CODE_UPSTREAM_ERROR,
+                                 "the answer is too large for a JSON answer, "
+                                 "ask for a stream");
+
+    } else {
+        agent_buf_init(&b, &agent_alloc_libc);
+        agent_fold_answer(s->fold, &b);
+
+        rc = agent_buf_ok(&b)
+             ? ngx_http_agent_json(s->request, NGX_HTTP_OK, agent_buf_str(&b))
+             : NGX_HTTP_INTERNAL_SERVER_ERROR;
+
+        agent_buf_free(&b);
+    }
+
+    ngx_agent_subscriber_finalize(s, rc);
 }
 
 
@@ -546,7 +689,7 @@ ngx_agent_subscriber_answer(ngx_agent_subscriber_t *s)
     ngx_agent_run_t      *run;
     const agent_fault_t  *fault;
 
-    run = s->run;
+    run = s->feed->run;
 
     if (ngx_agent_subscriber_attached(s) != NGX_OK) {
         ngx_agent_subscriber_finalize(s, NGX_ERROR);
@@ -592,6 +735,17 @@ ngx_agent_subscriber_answer(ngx_agent_subscriber_t *s)
 }
 
 
+/* goes on in the next turn of the loop: others come first */
+
+static void
+ngx_agent_subscriber_more(ngx_agent_subscriber_t *s)
+{
+    if (!s->more.posted) {
+        ngx_post_event(&s->more, &ngx_posted_next_events);
+    }
+}
+
+
 static void
 ngx_agent_subscriber_stream(ngx_agent_subscriber_t *s)
 {
@@ -626,7 +780,7 @@ ngx_agent_subscriber_stream(ngx_agent_subscriber_t *s)
             }
 
             n += out->buf->last - out->buf->pos;
-            s->run->turn += out->buf->last - out->buf->pos;
+            s->feed->turn += out->buf->last - out->buf->pos;
         }
 
         rc = ngx_http_output_filter(r, out);
@@ -655,12 +809,7 @@ ngx_agent_subscriber_stream(ngx_agent_subscriber_t *s)
 
         if (n >= NGX_AGENT_WAKE_BYTES) {
 
-            /* others have their turn first */
-
-            if (!s->more.posted) {
-                ngx_post_event(&s->more, &ngx_posted_next_events);
-            }
-
+            ngx_agent_subscriber_more(s);
             break;
         }
     }
@@ -732,19 +881,33 @@ ngx_agent_subscriber_next(ngx_agent_subscriber_t *s, ngx_chain_t **out)
     ngx_buf_t         *b;
     ngx_chain_t       *cl;
     ngx_agent_run_t   *run;
+    ngx_agent_feed_t  *feed;
     ngx_agent_fill_t   fill;
 
-    run = s->run;
+    feed = s->feed;
+    run = feed->run;
 
     if (s->reader.gap) {
         s->reader.gap = 0;
-
-        if (ngx_agent_subscriber_prelude(s, s->begun) != NGX_OK) {
-            return NGX_ERROR;
-        }
+        s->lost = 1;
     }
 
 again:
+
+    if (s->lost) {
+        rc = ngx_agent_prelude(s);
+
+        if (rc == NGX_ERROR) {
+            return NGX_ERROR;
+        }
+
+        if (rc == NGX_AGAIN) {
+            ngx_agent_subscriber_more(s);
+            return NGX_OK;
+        }
+
+        s->lost = 0;
+    }
 
     n = s->prelude.len - s->prelude_sent;
 
@@ -761,7 +924,7 @@ again:
         s->prelude_sent += n;
 
         if (s->prelude_sent == s->prelude.len) {
-            ngx_agent_subscriber_drop_prelude(s);
+            ngx_agent_prelude_drop(s);
 
             if (s->last_word) {
                 s->terminal = 1;
@@ -775,7 +938,7 @@ again:
         return NGX_OK;
     }
 
-    if (s->reader.seq == run->store->next_seq(run->events)) {
+    if (run && s->reader.seq == feed->store->next_seq(feed->events)) {
 
         if (run->state != NGX_AGENT_OVER) {
             return NGX_OK;
@@ -783,8 +946,8 @@ again:
 
         /* over without a terminal event in the log */
 
-        ngx_agent_subscriber_last_word(s, AGENT_CODE_INTERNAL,
-                                       "the run ended without its last event");
+        ngx_agent_prelude_last_word(s, AGENT_CODE_INTERNAL,
+                                    "the run ended without its last event");
         goto again;
     }
 
@@ -803,8 +966,8 @@ again:
         fill.end = b->end;
         fill.need = 0;
 
-        rc = run->store->read(run->events, &s->reader,
-                              ngx_agent_subscriber_frame, &fill);
+        rc = feed->store->read(feed->events, &s->reader,
+                               ngx_agent_subscriber_frame, &fill);
 
         b->last = fill.pos;
 
@@ -820,11 +983,19 @@ again:
 
             /* overtaken while the client was slow */
 
-            if (ngx_agent_subscriber_prelude(s, s->begun) != NGX_OK) {
-                return NGX_ERROR;
-            }
-
+            s->lost = 1;
             goto again;
+        }
+
+        if (rc == NGX_ABORT) {
+            ngx_agent_prelude_last_word(s, AGENT_CODE_GAP,
+                                        "the events of the run are no longer "
+                                        "kept");
+            goto again;
+        }
+
+        if (rc == NGX_ERROR) {
+            return NGX_ERROR;
         }
 
         if (fill.need == 0) {
@@ -842,153 +1013,6 @@ again:
     *out = cl;
 
     return NGX_OK;
-}
-
-
-/* --- readers that lost their place -------------------------------------- */
-
-static agent_rc_t
-ngx_agent_prelude_frame(void *data, const agent_event_t *ev)
-{
-    ngx_agent_prelude_t *p = data;
-
-    if (p->open && agent_open_note(p->open, ev) != AGENT_OK) {
-        return AGENT_NOMEM;
-    }
-
-    p->last = p->out->len;
-
-    agent_buf_add_lit(p->out, "data: ");
-    agent_event_json(p->out, ev);
-    agent_buf_add_lit(p->out, "\n\n");
-
-    return agent_buf_ok(p->out) ? AGENT_OK : AGENT_NOMEM;
-}
-
-
-/*
- * What was lost is told as a snapshot that stands for the present end of the
- * log; the id of that place goes with its last frame.
- */
-
-static ngx_int_t
-ngx_agent_subscriber_prelude(ngx_agent_subscriber_t *s, ngx_uint_t inplace)
-{
-    char                  cursor[AGENT_CURSOR_MAX];
-    size_t                n, tail;
-    uint64_t              seq;
-    agent_rc_t            rc;
-    agent_str_t           input;
-    agent_buf_t           out;
-    ngx_agent_run_t      *run;
-    ngx_agent_prelude_t   p;
-
-    run = s->run;
-
-    if (ngx_agent_run_input(run, &input) != NGX_OK) {
-        ngx_agent_subscriber_last_word(s, AGENT_CODE_GAP,
-                                       "events were lost and the request was "
-                                       "too large to be kept for a snapshot");
-        return NGX_OK;
-    }
-
-    if (ngx_agent_preludes > NGX_AGENT_PRELUDES) {
-        ngx_agent_subscriber_last_word(s, AGENT_CODE_GAP,
-                                       "events were lost and too many readers "
-                                       "wait for a snapshot");
-        return NGX_OK;
-    }
-
-    seq = run->store->next_seq(run->events);
-
-    if (run->state == NGX_AGENT_OVER) {
-        seq--;                                  /* the terminal event */
-    }
-
-    agent_buf_init(&out, &agent_alloc_libc);
-
-    p.out = &out;
-    p.open = NULL;
-    p.last = 0;
-
-    rc = agent_open_close(&s->open, ngx_agent_prelude_frame, &p);
-
-    if (rc == AGENT_OK) {
-        p.open = &s->open;
-
-        rc = agent_encoder_prelude(run->encoder, input, (int) inplace,
-                                   ngx_agent_prelude_frame, &p);
-    }
-
-    if (rc != AGENT_OK || seq == 0) {
-        agent_buf_free(&out);
-        return NGX_ERROR;
-    }
-
-    if (out.len) {
-        n = agent_cursor_print(cursor, run->store->generation(run->events),
-                               seq - 1);
-
-        /* "id: " goes in front of the last frame */
-
-        tail = out.len - p.last;
-
-        agent_buf_reserve(&out, n + 5);
-
-        if (!agent_buf_ok(&out)) {
-            agent_buf_free(&out);
-            return NGX_ERROR;
-        }
-
-        ngx_memmove(out.data + p.last + n + 5, out.data + p.last, tail);
-        ngx_memcpy(out.data + p.last, "id: ", 4);
-        ngx_memcpy(out.data + p.last + 4, cursor, n);
-        out.data[p.last + 4 + n] = LF;
-        out.len += n + 5;
-    }
-
-    ngx_agent_subscriber_drop_prelude(s);
-
-    s->prelude = out;
-    s->begun = 1;
-
-    ngx_agent_preludes += out.cap;
-    run->turn += out.len;
-
-    run->store->seek(run->events, &s->reader, seq);
-
-    return NGX_OK;
-}
-
-
-/* a terminal event of this reader only: it is not in the log */
-
-static void
-ngx_agent_subscriber_last_word(ngx_agent_subscriber_t *s, agent_code_t code,
-    const char *message)
-{
-    agent_str_t  text;
-
-    ngx_agent_subscriber_drop_prelude(s);
-
-    agent_buf_add_lit(&s->prelude,
-                      "data: {\"type\":\"RUN_ERROR\",\"message\":");
-
-    text.data = message;
-    text.len = ngx_strlen(message);
-    agent_json_quote(&s->prelude, text);
-
-    agent_buf_add_lit(&s->prelude, ",\"code\":");
-
-    text.data = agent_code_name(code);
-    text.len = ngx_strlen(text.data);
-    agent_json_quote(&s->prelude, text);
-
-    agent_buf_add_lit(&s->prelude, "}\n\n");
-
-    ngx_agent_preludes += s->prelude.cap;
-
-    s->last_word = 1;
 }
 
 
@@ -1044,15 +1068,15 @@ ngx_agent_subscriber_more_handler(ngx_event_t *ev)
 {
     ngx_agent_subscriber_t *s = ev->data;
 
-    ngx_agent_run_t  *run;
+    ngx_agent_feed_t  *feed;
 
-    run = s->run;
+    feed = s->feed;
 
     ngx_agent_subscriber_pump(s);
 
-    /* what was read can be freed, and the run, if this was its last reader */
+    /* what was read can be freed, and the feed, if this was its last reader */
 
-    ngx_agent_run_wake(run);
+    ngx_agent_feed_wake(feed);
 }
 
 

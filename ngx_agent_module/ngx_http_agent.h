@@ -7,7 +7,8 @@
  *   ngx_agent_run_t         the worker's list of runs (ngx_agent_run.c)
  *   ngx_agent_subscriber_t  its request's pool; attached: in the run's list
  *   ngx_agent_transfer_t    the transport that made it, until "done" or cancel
- *   registry records        the module's zone
+ *   ngx_agent_feed_t        its run, or the worker's list (ngx_agent_feed.c)
+ *   records and logs        their zone
  */
 
 #ifndef _NGX_HTTP_AGENT_H_INCLUDED_
@@ -25,6 +26,7 @@
 #include "agent_codec.h"
 #include "agent_encoder.h"
 #include "agent_event.h"
+#include "agent_fold.h"
 #include "agent_json.h"
 #include "agent_message.h"
 
@@ -110,6 +112,10 @@ struct ngx_agent_s {
     ngx_agent_where_t            model_where;
     ngx_agent_model_t           *model;
 
+    ngx_str_t                    replay_name;      /* "replay_zone" */
+    ngx_agent_where_t            replay_where;
+    ngx_agent_store_t           *store;            /* of its runs */
+
     ngx_str_t                    system;
     ngx_flag_t                   client_tools;
     ngx_uint_t                   roles;            /* AGENT_ROLE_BIT()s */
@@ -124,7 +130,8 @@ typedef struct {
     ngx_array_t                  models;           /* of ngx_agent_model_t * */
     ngx_array_t                  agents;           /* of ngx_agent_t * */
     ngx_array_t                  env;              /* of ngx_agent_env_t */
-    ngx_shm_zone_t              *zone;             /* registry */
+    ngx_array_t                  replay_zones;     /* ngx_agent_zone_t * */
+    struct ngx_agent_zone_s     *registry;
     ngx_uint_t                   used;             /* an agent_pass exists */
 } ngx_http_agent_main_conf_t;
 
@@ -139,6 +146,7 @@ typedef struct {
     ngx_agent_t                 *agent;
     ngx_str_t                    agent_name;
     ngx_agent_where_t            where;
+    ngx_uint_t                   only_runs;        /* agent_resume */
 
     ngx_http_complex_value_t    *owner;            /* NULL: off */
     ngx_str_t                    owner_text;
@@ -212,10 +220,23 @@ ngx_int_t ngx_http_agent_capabilities(ngx_http_request_t *r);
  */
 ngx_int_t ngx_http_agent_run_key(ngx_http_request_t *r, ngx_str_t *id);
 
+/*
+ * Before the store is asked about a run: its key, and a reference of the
+ * request, which the store's callback gives back when it finalizes.  0 when the
+ * store is not to be asked: the handler returns *rc then.
+ */
+ngx_uint_t ngx_http_agent_ask(ngx_http_request_t *r, ngx_str_t *id,
+    ngx_int_t *rc);
+
+/* ngx_agent_resume.c: the same */
+
+ngx_int_t ngx_http_agent_stream(ngx_http_request_t *r, ngx_str_t *id);
+
 /* ngx_agent_conf*.c: the agent_model and agent blocks */
 
 char *ngx_agent_model_block(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
 char *ngx_agent_block(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
+char *ngx_agent_replay_zone(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
 ngx_agent_t *ngx_agent_find(ngx_http_agent_main_conf_t *amcf,
     ngx_str_t *name);
 

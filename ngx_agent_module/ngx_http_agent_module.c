@@ -48,7 +48,21 @@ static ngx_command_t  ngx_http_agent_commands[] = {
       0,
       NULL },
 
+    { ngx_string("agent_replay_zone"),
+      NGX_HTTP_MAIN_CONF|NGX_CONF_TAKE123,
+      ngx_agent_replay_zone,
+      NGX_HTTP_MAIN_CONF_OFFSET,
+      0,
+      NULL },
+
     { ngx_string("agent_pass"),
+      NGX_HTTP_LOC_CONF|NGX_HTTP_LIF_CONF|NGX_HTTP_LMT_CONF|NGX_CONF_TAKE1,
+      ngx_http_agent_pass,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      0,
+      NULL },
+
+    { ngx_string("agent_resume"),
       NGX_HTTP_LOC_CONF|NGX_HTTP_LIF_CONF|NGX_HTTP_LMT_CONF|NGX_CONF_TAKE1,
       ngx_http_agent_pass,
       NGX_HTTP_LOC_CONF_OFFSET,
@@ -219,6 +233,8 @@ ngx_http_agent_create_main_conf(ngx_conf_t *cf)
     if (ngx_array_init(&amcf->models, cf->pool, 4, sizeof(void *)) != NGX_OK
         || ngx_array_init(&amcf->agents, cf->pool, 4, sizeof(void *))
            != NGX_OK
+        || ngx_array_init(&amcf->replay_zones, cf->pool, 4, sizeof(void *))
+           != NGX_OK
         || ngx_array_init(&amcf->env, cf->pool, 4, sizeof(ngx_agent_env_t))
            != NGX_OK)
     {
@@ -251,6 +267,13 @@ ngx_http_agent_create_loc_conf(ngx_conf_t *cf)
 }
 
 
+static const char *
+ngx_http_agent_directive(ngx_http_agent_loc_conf_t *conf)
+{
+    return conf->only_runs ? "agent_resume" : "agent_pass";
+}
+
+
 static char *
 ngx_http_agent_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
 {
@@ -277,9 +300,10 @@ ngx_http_agent_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
 
     if (conf->agent_name.data && clcf->handler != ngx_http_agent_handler) {
         ngx_log_error(NGX_LOG_EMERG, cf->log, 0,
-                      "a directive behind \"agent_pass\" takes its location "
+                      "a directive behind \"%s\" takes its location "
                       "over, only one can answer in %V:%ui",
-                      &conf->where.file, conf->where.line);
+                      ngx_http_agent_directive(conf), &conf->where.file,
+                      conf->where.line);
         return NGX_CONF_ERROR;
     }
 
@@ -303,6 +327,7 @@ ngx_http_agent_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
     if (clcf->noname && conf->agent_name.data == NULL) {
         conf->agent_name = prev->agent_name;
         conf->agent = prev->agent;
+        conf->only_runs = prev->only_runs;
         conf->where = prev->where;
     }
 
@@ -325,23 +350,33 @@ ngx_http_agent_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
 
     if (conf->agent == NULL) {
         ngx_log_error(NGX_LOG_EMERG, cf->log, 0,
-                      "unknown agent \"%V\" in \"agent_pass\", http has no "
+                      "unknown agent \"%V\" in \"%s\", http has no "
                       "\"agent %V { }\" in %V:%ui", &conf->agent_name,
-                      &conf->agent_name, &conf->where.file, conf->where.line);
+                      ngx_http_agent_directive(conf), &conf->agent_name,
+                      &conf->where.file, conf->where.line);
         return NGX_CONF_ERROR;
     }
 
     if (conf->owner == NGX_CONF_UNSET_PTR) {
         ngx_log_error(NGX_LOG_EMERG, cf->log, 0,
-                      "\"agent_pass\" needs \"agent_owner\": the identity that "
+                      "\"%s\" needs \"agent_owner\": the identity that "
                       "runs and threads belong to, e.g. \"agent_owner "
                       "$remote_user;\", or \"agent_owner off;\" where all "
                       "callers may share them, in %V:%ui",
-                      &conf->where.file, conf->where.line);
+                      ngx_http_agent_directive(conf), &conf->where.file,
+                      conf->where.line);
         return NGX_CONF_ERROR;
     }
 
     ngx_http_agent_owner_warn(cf, conf);
+
+    if (conf->only_runs && conf->whole) {
+        ngx_log_error(NGX_LOG_EMERG, cf->log, 0,
+                      "\"agent_resume\" needs a prefix location, the id of a "
+                      "run comes behind the prefix, in %V:%ui",
+                      &conf->where.file, conf->where.line);
+        return NGX_CONF_ERROR;
+    }
 
     if (clcf->exact_match && !clcf->noname) {
         ngx_log_error(NGX_LOG_WARN, cf->log, 0,
@@ -496,7 +531,11 @@ ngx_http_agent_init_module(ngx_cycle_t *cycle)
 
     ngx_agent_conf_check_env(cycle, amcf);
 
-    return ngx_agent_slots_init_module(cycle);
+    if (ngx_agent_slots_init_module(cycle) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    return ngx_agent_bell_init_module(cycle);
 }
 
 
@@ -516,7 +555,9 @@ ngx_http_agent_init_process(ngx_cycle_t *cycle)
         return NGX_OK;
     }
 
-    if (ngx_agent_registry_init_process(amcf) != NGX_OK
+    if (ngx_agent_feed_init_process(cycle) != NGX_OK
+        || ngx_agent_registry_init_process(amcf) != NGX_OK
+        || ngx_agent_bell_init_process(cycle) != NGX_OK
         || ngx_agent_run_init_process(cycle) != NGX_OK
         || ngx_agent_echo_transport.init_process(cycle) != NGX_OK
         || ngx_agent_curl_transport.init_process(cycle) != NGX_OK)
@@ -547,6 +588,7 @@ ngx_http_agent_exit_process(ngx_cycle_t *cycle)
     ngx_agent_run_exit_process(cycle);
     ngx_agent_echo_transport.exit_process(cycle);
     ngx_agent_curl_transport.exit_process(cycle);
+    ngx_agent_bell_exit_process();
     ngx_agent_registry_exit_process();
 }
 
@@ -560,10 +602,15 @@ ngx_http_agent_pass(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
     ngx_http_core_loc_conf_t  *clcf;
 
     if (alcf->agent_name.data) {
-        return "is duplicate";
+        return alcf->only_runs == (cmd->name.len == sizeof("agent_resume") - 1)
+               ? "is duplicate"
+               : "cannot stand beside the other of \"agent_pass\" and "
+                 "\"agent_resume\"";
     }
 
     value = cf->args->elts;
+
+    alcf->only_runs = (cmd->name.len == sizeof("agent_resume") - 1);
 
     if (value[1].len == 0) {
         return "needs the name of an agent";
@@ -576,8 +623,8 @@ ngx_http_agent_pass(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 
     if (clcf->handler) {
         ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "a directive before \"agent_pass\" answers in this "
-                           "location already, only one can");
+                           "a directive before \"%V\" answers in this "
+                           "location already, only one can", &value[0]);
         return NGX_CONF_ERROR;
     }
 

@@ -237,6 +237,14 @@ agent_replay_info(agent_replay_t *r, const void *key, uint64_t now,
 }
 
 agent_rc_t
+agent_replay_peek(agent_replay_t *r, agent_unit_t unit, agent_run_info_t *info)
+{
+    agent_replay_tell(agent_record(r, unit), info);
+
+    return AGENT_OK;
+}
+
+agent_rc_t
 agent_replay_cancel(agent_replay_t *r, const void *key, uint64_t now,
                     agent_run_info_t *info)
 {

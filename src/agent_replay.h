@@ -107,6 +107,10 @@ agent_rc_t agent_replay_claim(agent_replay_t *r, agent_run_ref_t *ref,
 agent_rc_t agent_replay_info(agent_replay_t *r, const void *key, uint64_t now,
                              agent_run_info_t *info);
 
+/* What stands in the head unit of a run, whatever its time. */
+agent_rc_t agent_replay_peek(agent_replay_t *r, agent_unit_t unit,
+                             agent_run_info_t *info);
+
 /* Asks a run to stop.  AGENT_OK; AGENT_DONE: it is over; AGENT_ABORTED: it is
  * gone; AGENT_DECLINED: unknown. */
 agent_rc_t agent_replay_cancel(agent_replay_t *r, const void *key, uint64_t now,

@@ -84,7 +84,6 @@ agent_zone_reset(agent_zone_t *z, uint64_t now)
 
     memset(z->buckets, 0, h->nbuckets * sizeof(agent_unit_t));
     memset(h->lists, 0, sizeof(h->lists));
-    memset(h->extra, 0, sizeof(h->extra));
 
     /* the units in their order, so that a zone little used touches little */
 

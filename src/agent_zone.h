@@ -99,7 +99,7 @@ agent_rc_t agent_zone_create(agent_zone_t *z, void *mem, size_t size,
 agent_rc_t agent_zone_attach(agent_zone_t *z, void *mem, size_t size,
                              uint32_t layout);
 
-/* Empties the zone.  Counters, versions and generations go on. */
+/* Empties the zone.  Counters, versions, generations and "extra" stay. */
 void agent_zone_reset(agent_zone_t *z, uint64_t now);
 
 /*

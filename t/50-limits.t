@@ -312,7 +312,7 @@ subtest 'worker_connections: idle clients' => sub {
     $s->read_until('TEXT_MESSAGE_CONTENT', 5);
     my @idle;
 
-    for (1 .. $limit - 15) {
+    for (1 .. $limit - 16) {
         my $i = $t->open_stream('GET', '/probe', []);
         $i->finish(5);
         push @idle, $i;

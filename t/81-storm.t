@@ -290,7 +290,7 @@ subtest 'max_inflight' => sub {
     quiet($t);
 };
 
-# The registry has room for some 21,000 runs with such ids.
+# The registry has room for some 20,000 runs.
 subtest 'the registry does not fill up' => sub {
     my $t = nginx(workers => 1);
     my $each = 1500;

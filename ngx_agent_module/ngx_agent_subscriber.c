@@ -22,6 +22,7 @@ typedef struct {
     u_char                  *pos;
     u_char                  *end;
     size_t                   need;      /* of an event larger than a block */
+    unsigned                 failed:1;  /* no memory */
 } ngx_agent_fill_t;
 
 
@@ -45,7 +46,7 @@ static ngx_int_t ngx_agent_subscriber_next(ngx_agent_subscriber_t *s,
     ngx_chain_t **out);
 static ngx_int_t ngx_agent_subscriber_prelude(ngx_agent_subscriber_t *s,
     ngx_uint_t inplace);
-static void ngx_agent_subscriber_last_word(ngx_agent_subscriber_t *s,
+static ngx_int_t ngx_agent_subscriber_last_word(ngx_agent_subscriber_t *s,
     agent_code_t code, const char *message);
 static void ngx_agent_subscriber_drop_prelude(ngx_agent_subscriber_t *s);
 static void ngx_agent_subscriber_write_handler(ngx_http_request_t *r);
@@ -708,6 +709,7 @@ ngx_agent_subscriber_frame(void *data, uint64_t generation, uint64_t seq,
     if (!agent_event_is_delta(ev->type)
         && agent_open_note(&fill->subscriber->open, ev) != AGENT_OK)
     {
+        fill->failed = 1;
         return AGENT_NOMEM;
     }
 
@@ -783,8 +785,14 @@ again:
 
         /* over without a terminal event in the log */
 
-        ngx_agent_subscriber_last_word(s, AGENT_CODE_INTERNAL,
-                                       "the run ended without its last event");
+        if (ngx_agent_subscriber_last_word(s, AGENT_CODE_INTERNAL,
+                                           "the run ended without its last "
+                                           "event")
+            != NGX_OK)
+        {
+            return NGX_ERROR;
+        }
+
         goto again;
     }
 
@@ -802,6 +810,7 @@ again:
         fill.pos = b->last;
         fill.end = b->end;
         fill.need = 0;
+        fill.failed = 0;
 
         rc = run->store->read(run->events, &s->reader,
                               ngx_agent_subscriber_frame, &fill);
@@ -825,6 +834,13 @@ again:
             }
 
             goto again;
+        }
+
+        if (fill.failed) {
+
+            /* nothing would wake this reader for the same event again */
+
+            return NGX_ERROR;
         }
 
         if (fill.need == 0) {
@@ -885,18 +901,24 @@ ngx_agent_subscriber_prelude(ngx_agent_subscriber_t *s, ngx_uint_t inplace)
 
     run = s->run;
 
-    if (ngx_agent_run_input(run, &input) != NGX_OK) {
-        ngx_agent_subscriber_last_word(s, AGENT_CODE_GAP,
+    switch (ngx_agent_run_input(run, &input)) {
+
+    case NGX_OK:
+        break;
+
+    case NGX_DECLINED:
+        return ngx_agent_subscriber_last_word(s, AGENT_CODE_GAP,
                                        "events were lost and the request was "
                                        "too large to be kept for a snapshot");
-        return NGX_OK;
+
+    default:
+        return NGX_ERROR;
     }
 
     if (ngx_agent_preludes > NGX_AGENT_PRELUDES) {
-        ngx_agent_subscriber_last_word(s, AGENT_CODE_GAP,
+        return ngx_agent_subscriber_last_word(s, AGENT_CODE_GAP,
                                        "events were lost and too many readers "
                                        "wait for a snapshot");
-        return NGX_OK;
     }
 
     seq = run->store->next_seq(run->events);
@@ -963,7 +985,7 @@ ngx_agent_subscriber_prelude(ngx_agent_subscriber_t *s, ngx_uint_t inplace)
 
 /* a terminal event of this reader only: it is not in the log */
 
-static void
+static ngx_int_t
 ngx_agent_subscriber_last_word(ngx_agent_subscriber_t *s, agent_code_t code,
     const char *message)
 {
@@ -988,7 +1010,13 @@ ngx_agent_subscriber_last_word(ngx_agent_subscriber_t *s, agent_code_t code,
 
     ngx_agent_preludes += s->prelude.cap;
 
+    if (!agent_buf_ok(&s->prelude)) {
+        return NGX_ERROR;
+    }
+
     s->last_word = 1;
+
+    return NGX_OK;
 }
 
 

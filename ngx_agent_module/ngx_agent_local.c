@@ -230,27 +230,27 @@ ngx_agent_local_set_status(ngx_agent_log_t *log, ngx_uint_t status)
 
 
 static void
+ngx_agent_local_publish(ngx_agent_log_t *log, ngx_uint_t content)
+{
+    if (log->record && log->next_seq) {
+        ngx_agent_registry_publish(log->record, log->next_seq - 1, content);
+    }
+}
+
+
+static void
 ngx_agent_local_finish(ngx_agent_log_t *log, ngx_agent_run_info_t *info)
 {
     if (log->record == NULL) {
         return;
     }
 
-    ngx_agent_registry_publish(log->record, log->next_seq, info->content);
+    ngx_agent_local_publish(log, info->content);
     ngx_agent_registry_finish(log->record, info);
 
     /* from now on the record may be evicted */
 
     log->record = NULL;
-}
-
-
-static void
-ngx_agent_local_publish(ngx_agent_log_t *log, ngx_uint_t content)
-{
-    if (log->record && log->next_seq) {
-        ngx_agent_registry_publish(log->record, log->next_seq - 1, content);
-    }
 }
 
 

@@ -89,8 +89,8 @@ struct ngx_agent_store_s {
     /* a change of status that is not the end */
     void       (*set_status)(ngx_agent_log_t *log, ngx_uint_t status);
 
-    /* the end: status, usage and code; the terminal event follows as the last
-     * append */
+    /* the end: status, usage and code; the terminal event has been appended,
+     * unless there was no memory for it */
     void       (*finish)(ngx_agent_log_t *log, ngx_agent_run_info_t *info);
 
     /* makes the end of the log and "content" visible to other workers */

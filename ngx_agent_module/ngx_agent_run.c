@@ -629,13 +629,15 @@ ngx_agent_run_event(void *data, const agent_event_t *ev)
     info.usage = *agent_encoder_usage(run->encoder);
     info.content = run->has_first;
 
-    run->status = info.status;
-
-    run->store->finish(run->events, &info);
+    /* an event that the log did not take has not happened */
 
     if (run->store->append(run->events, ev) != NGX_OK) {
         return AGENT_NOMEM;
     }
+
+    run->status = info.status;
+
+    run->store->finish(run->events, &info);
 
     ngx_agent_run_over(run);
 

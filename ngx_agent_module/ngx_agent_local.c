@@ -84,7 +84,7 @@ found:
 static void
 ngx_agent_chunk_free(ngx_agent_chunk_t *chunk)
 {
-    if (chunk->size == NGX_AGENT_LOCAL_CHUNK
+    if (NGX_AGENT_KEEP_FREE && chunk->size == NGX_AGENT_LOCAL_CHUNK
         && ngx_agent_nspare < NGX_AGENT_LOCAL_SPARE)
     {
         chunk->next = ngx_agent_spare;

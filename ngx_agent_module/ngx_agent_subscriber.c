@@ -90,7 +90,7 @@ ngx_agent_block_free(ngx_buf_t *b)
         return;
     }
 
-    if (b->end - b->start == NGX_AGENT_BLOCK
+    if (NGX_AGENT_KEEP_FREE && b->end - b->start == NGX_AGENT_BLOCK
         && ngx_agent_nblocks < NGX_AGENT_SPARE)
     {
         ngx_memcpy(b->start, &ngx_agent_blocks, sizeof(u_char *));

@@ -98,6 +98,22 @@ ngx_agent_chunk_free(ngx_agent_chunk_t *chunk)
 }
 
 
+void
+ngx_agent_local_exit_process(void)
+{
+    ngx_agent_chunk_t  *chunk;
+
+    while (ngx_agent_spare) {
+        chunk = ngx_agent_spare;
+        ngx_agent_spare = chunk->next;
+
+        ngx_free(chunk);
+    }
+
+    ngx_agent_nspare = 0;
+}
+
+
 static void
 ngx_agent_local_drop_head(ngx_agent_log_t *log)
 {

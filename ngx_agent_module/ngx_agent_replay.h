@@ -140,6 +140,8 @@ struct ngx_agent_reader_s {
 
 extern ngx_agent_store_t  ngx_agent_local_store;
 
+void ngx_agent_local_exit_process(void);
+
 
 /* ngx_agent_slots.c: which worker processes are alive */
 

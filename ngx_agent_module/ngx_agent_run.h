@@ -171,5 +171,7 @@ void ngx_agent_subscriber_attach(ngx_http_request_t *r, ngx_agent_run_t *run,
 /* writes what can be written; may finalize the request and detach */
 void ngx_agent_subscriber_pump(ngx_agent_subscriber_t *s);
 
+void ngx_agent_subscriber_exit_process(void);
+
 
 #endif /* _NGX_AGENT_RUN_H_INCLUDED_ */

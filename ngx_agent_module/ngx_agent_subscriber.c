@@ -108,6 +108,22 @@ ngx_agent_block_free(ngx_buf_t *b)
 }
 
 
+void
+ngx_agent_subscriber_exit_process(void)
+{
+    u_char  *p;
+
+    while (ngx_agent_blocks) {
+        p = ngx_agent_blocks;
+        ngx_memcpy(&ngx_agent_blocks, p, sizeof(u_char *));
+
+        ngx_free(p);
+    }
+
+    ngx_agent_nblocks = 0;
+}
+
+
 static ngx_chain_t *
 ngx_agent_subscriber_buf(ngx_agent_subscriber_t *s, size_t size)
 {

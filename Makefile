@@ -171,7 +171,8 @@ $(ASAN_NGINX): $(BUILD)/asan/Makefile $(FAULT_OBJ) $(CORE_SRCS) $(GLUE_SRCS) \
 asan: npm-deps
 	$(MAKE) -j$$(nproc) $(ASAN_NGINX)
 	TEST_NGINX_BINARY=$(ASAN_NGINX) AGENT_STATIC=1 \
-	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=16 \
+	UBSAN_OPTIONS=print_stacktrace=1 \
 	prove --timer -j2 -It/lib t/fault/*.t t/*.t
 
 soak: $(MODULE)
@@ -208,7 +209,7 @@ $(BUILD)/fuzz-seeds/%: t/fuzz/%.c t/fuzz/main.c $(wildcard src/*.h t/unit/*.h) \
 fuzz-seeds: $(FUZZ_SEEDS)
 
 fuzz: test-deps
-	$(MAKE) $(FUZZ_BINS)
+	$(MAKE) -j$$(nproc) $(FUZZ_BINS)
 	t/fuzz.sh $(BUILD)/fuzz $(FUZZ_SECONDS)
 
 lint:

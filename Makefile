@@ -5,7 +5,8 @@
 #   make run       deps, build, nginx in the foreground on 127.0.0.1:8080;
 #                  CONF=file instead of examples/demo.conf
 #   make test      test-deps, lint, unit tests, then t/*.t with a real nginx
-#   make asan      the same tests with a sanitizer build of nginx
+#   make asan      the same tests with a sanitizer build of nginx, and those of
+#                  t/fault: allocations that fail
 #   make fuzz      libFuzzer on the core, FUZZ_SECONDS (60) for each target
 #   make install   copy the module into nginx's module directory
 #
@@ -143,24 +144,36 @@ ASAN_FLAGS := -O1 -g -fsanitize=address,undefined \
 $(BUILD)/nginx-src/version:
 	t/nginx-source.sh $(BUILD)/nginx-src
 
-$(BUILD)/asan/Makefile: $(BUILD)/nginx-src/version config $(BUILD)/sources
-	mkdir -p $(BUILD)/asan
+# each allocation of nginx, the glue and the core can be made to fail
+FAULT_OBJ  := $(BUILD)/asan/fault.o
+FAULT_WRAP := -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc \
+              -Wl,--wrap=memalign,--wrap=posix_memalign
+
+$(FAULT_OBJ): t/fault/fault.c
+	@mkdir -p $(@D)
+	$(CC) -O1 -g -fno-omit-frame-pointer $(CORE_WARN) -c -o $@ $<
+
+$(BUILD)/asan/Makefile: $(BUILD)/nginx-src/version config Makefile \
+                        $(BUILD)/sources | $(FAULT_OBJ)
 	cd $(BUILD)/nginx-src/nginx && ./configure --prefix=$(BUILD)/asan \
 	    --with-debug --with-threads --with-http_ssl_module \
 	    --with-http_v2_module --with-http_auth_request_module \
 	    --with-http_realip_module --with-cc-opt="$(ASAN_FLAGS)" \
-	    --with-ld-opt="-fsanitize=address,undefined" \
+	    --with-ld-opt="-fsanitize=address,undefined $(FAULT_WRAP) $(FAULT_OBJ)" \
 	    --add-module=$(ROOT) --builddir=$(BUILD)/asan \
 	    > $(BUILD)/asan/configure.log
 
-$(ASAN_NGINX): $(BUILD)/asan/Makefile $(CORE_SRCS) $(GLUE_SRCS) $(HDRS)
+$(ASAN_NGINX): $(BUILD)/asan/Makefile $(FAULT_OBJ) $(CORE_SRCS) $(GLUE_SRCS) \
+               $(HDRS)
+	rm -f $@          # nginx's makefile does not know of the object above
 	$(MAKE) -s -C $(BUILD)/nginx-src/nginx -f $(BUILD)/asan/Makefile
 
 asan: npm-deps
-	$(MAKE) $(ASAN_NGINX)
+	$(MAKE) -j$$(nproc) $(ASAN_NGINX)
 	TEST_NGINX_BINARY=$(ASAN_NGINX) AGENT_STATIC=1 \
-	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
-	prove --timer -j2 -It/lib t/*.t
+	ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=16 \
+	UBSAN_OPTIONS=print_stacktrace=1 \
+	prove --timer -j2 -It/lib t/fault/*.t t/*.t
 
 soak: $(MODULE)
 	AGENT_SCALE=50 prove --timer -v -It/lib t/*.t
@@ -196,7 +209,7 @@ $(BUILD)/fuzz-seeds/%: t/fuzz/%.c t/fuzz/main.c $(wildcard src/*.h t/unit/*.h) \
 fuzz-seeds: $(FUZZ_SEEDS)
 
 fuzz: test-deps
-	$(MAKE) $(FUZZ_BINS)
+	$(MAKE) -j$$(nproc) $(FUZZ_BINS)
 	t/fuzz.sh $(BUILD)/fuzz $(FUZZ_SECONDS)
 
 lint:

@@ -88,7 +88,7 @@ found:
 static void
 ngx_agent_chunk_free(ngx_agent_chunk_t *chunk)
 {
-    if (chunk->size == NGX_AGENT_LOCAL_CHUNK
+    if (NGX_AGENT_KEEP_FREE && chunk->size == NGX_AGENT_LOCAL_CHUNK
         && ngx_agent_nspare < NGX_AGENT_LOCAL_SPARE)
     {
         chunk->next = ngx_agent_spare;
@@ -99,6 +99,22 @@ ngx_agent_chunk_free(ngx_agent_chunk_t *chunk)
     }
 
     ngx_free(chunk);
+}
+
+
+void
+ngx_agent_local_exit_process(void)
+{
+    ngx_agent_chunk_t  *chunk;
+
+    while (ngx_agent_spare) {
+        chunk = ngx_agent_spare;
+        ngx_agent_spare = chunk->next;
+
+        ngx_free(chunk);
+    }
+
+    ngx_agent_nspare = 0;
 }
 
 
@@ -255,8 +271,11 @@ ngx_agent_local_set_status(ngx_agent_log_t *log, ngx_uint_t status)
 }
 
 
+/* "next": how many events there were before the terminal one */
+
 static void
-ngx_agent_local_end(ngx_agent_log_t *log, ngx_agent_run_info_t *info)
+ngx_agent_local_end(ngx_agent_log_t *log, ngx_agent_run_info_t *info,
+    uint64_t next)
 {
     uint64_t  now;
 
@@ -269,8 +288,7 @@ ngx_agent_local_end(ngx_agent_log_t *log, ngx_agent_run_info_t *info)
 
     ngx_agent_zone_lock(log->zone);
 
-    agent_replay_note(&log->zone->replay, &log->ref, log->next_seq,
-                      info->content);
+    agent_replay_note(&log->zone->replay, &log->ref, next, info->content);
     (void) agent_replay_finish(&log->zone->replay, &log->ref, info, NULL, now);
     (void) agent_replay_end(&log->zone->replay, &log->ref, now);
 
@@ -282,13 +300,21 @@ static ngx_int_t
 ngx_agent_local_finish(ngx_agent_log_t *log, ngx_agent_run_info_t *info,
     const agent_event_t *ev)
 {
+    uint64_t  next;
+
     if (log->over) {
         return NGX_OK;
     }
 
-    ngx_agent_local_end(log, info);
+    next = log->next_seq;
 
-    return ev ? ngx_agent_local_append(log, ev) : NGX_OK;
+    if (ev && ngx_agent_local_append(log, ev) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    ngx_agent_local_end(log, info, ev || next == 0 ? next : next - 1);
+
+    return NGX_OK;
 }
 
 
@@ -355,7 +381,7 @@ ngx_agent_local_close(ngx_agent_log_t *log)
     info.status = NGX_AGENT_RUN_ERROR;
     info.code = AGENT_CODE_INTERNAL;
 
-    ngx_agent_local_end(log, &info);
+    ngx_agent_local_end(log, &info, 0);
 
     while (log->head) {
         ngx_agent_local_drop_head(log);

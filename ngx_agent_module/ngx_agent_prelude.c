@@ -61,7 +61,7 @@ ngx_agent_prelude_drop(ngx_agent_subscriber_t *s)
 }
 
 
-void
+ngx_int_t
 ngx_agent_prelude_last_word(ngx_agent_subscriber_t *s, agent_code_t code,
     const char *message)
 {
@@ -86,7 +86,13 @@ ngx_agent_prelude_last_word(ngx_agent_subscriber_t *s, agent_code_t code,
 
     ngx_agent_preludes += s->prelude.cap;
 
+    if (!agent_buf_ok(&s->prelude)) {
+        return NGX_ERROR;
+    }
+
     s->last_word = 1;
+
+    return NGX_DECLINED;
 }
 
 
@@ -94,10 +100,9 @@ ngx_int_t
 ngx_agent_prelude(ngx_agent_subscriber_t *s)
 {
     if (ngx_agent_preludes > NGX_AGENT_PRELUDES) {
-        ngx_agent_prelude_last_word(s, AGENT_CODE_GAP,
-                                    "events were lost and too many readers "
-                                    "wait for a snapshot");
-        return NGX_DECLINED;
+        return ngx_agent_prelude_last_word(s, AGENT_CODE_GAP,
+                                       "events were lost and too many readers "
+                                       "wait for a snapshot");
     }
 
     return s->feed->run ? ngx_agent_prelude_here(s)
@@ -222,10 +227,9 @@ ngx_agent_prelude_whole(ngx_agent_subscriber_t *s, ngx_uint_t kept)
         return NGX_OK;
     }
 
-    ngx_agent_prelude_last_word(s, AGENT_CODE_GAP,
-                                "events were lost and the request was too "
-                                "large to be kept for a snapshot");
-    return NGX_DECLINED;
+    return ngx_agent_prelude_last_word(s, AGENT_CODE_GAP,
+                                       "events were lost and the request was "
+                                       "too large to be kept for a snapshot");
 }
 
 
@@ -235,7 +239,8 @@ static ngx_int_t
 ngx_agent_prelude_here(ngx_agent_subscriber_t *s)
 {
     uint64_t              seq;
-    agent_rc_t            rc;
+    ngx_int_t             rc;
+    agent_rc_t            arc;
     agent_str_t           input;
     agent_buf_t           out;
     agent_run_info_t      info;
@@ -246,7 +251,13 @@ ngx_agent_prelude_here(ngx_agent_subscriber_t *s)
     feed = s->feed;
     run = feed->run;
 
-    if (ngx_agent_run_input(run, &input) != NGX_OK) {
+    rc = ngx_agent_run_input(run, &input);
+
+    if (rc == NGX_ERROR) {
+        return NGX_ERROR;
+    }
+
+    if (rc == NGX_DECLINED) {
         return ngx_agent_prelude_whole(s,
                     feed->store != &ngx_agent_local_store
                     && ngx_agent_registry_info(feed->store->zone, feed->key,
@@ -261,14 +272,14 @@ ngx_agent_prelude_here(ngx_agent_subscriber_t *s)
         seq--;                                  /* the terminal event */
     }
 
-    rc = ngx_agent_prelude_begin(s, &p, &out);
+    arc = ngx_agent_prelude_begin(s, &p, &out);
 
-    if (rc == AGENT_OK) {
-        rc = agent_encoder_prelude(run->encoder, input, (int) s->begun,
-                                   ngx_agent_prelude_frame, &p);
+    if (arc == AGENT_OK) {
+        arc = agent_encoder_prelude(run->encoder, input, (int) s->begun,
+                                    ngx_agent_prelude_frame, &p);
     }
 
-    return ngx_agent_prelude_done(s, &p, rc, seq);
+    return ngx_agent_prelude_done(s, &p, arc, seq);
 }
 
 
@@ -513,10 +524,9 @@ ngx_agent_prelude_checked(ngx_agent_subscriber_t *s)
             return NGX_ERROR;
         }
 
-        ngx_agent_prelude_last_word(s, AGENT_CODE_GAP,
-                                    "events were lost and no snapshot of the "
-                                    "run is kept");
-        return NGX_DECLINED;
+        return ngx_agent_prelude_last_word(s, AGENT_CODE_GAP,
+                                       "events were lost and no snapshot of "
+                                       "the run is kept");
     }
 
     arc = ngx_agent_prelude_begin(s, &prelude, &out);

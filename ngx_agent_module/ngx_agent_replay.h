@@ -85,7 +85,7 @@ struct ngx_agent_store_s {
     void       (*set_status)(ngx_agent_log_t *log, ngx_uint_t status);
 
     /* the end: status, usage and code, and the terminal event; NULL: there was
-     * no memory for it */
+     * no memory for it.  NGX_ERROR: the log cannot take it, nothing has ended */
     ngx_int_t  (*finish)(ngx_agent_log_t *log, ngx_agent_run_info_t *info,
                          const agent_event_t *ev);
 
@@ -153,9 +153,13 @@ struct ngx_agent_reader_s {
 
 extern ngx_agent_store_t  ngx_agent_local_store;
 
+void ngx_agent_local_exit_process(void);
+
 /* ngx_agent_shared.c: all of it in a zone; to be copied, with a zone */
 
 extern ngx_agent_store_t  ngx_agent_shared_store;
+
+void ngx_agent_shared_exit_process(void);
 
 
 #endif /* _NGX_AGENT_REPLAY_H_INCLUDED_ */

@@ -582,11 +582,13 @@ ngx_agent_run_event(void *data, const agent_event_t *ev)
     info.usage = *agent_encoder_usage(run->encoder);
     info.content = run->has_first;
 
-    run->status = info.status;
+    /* an event that the log did not take has not happened */
 
     if (run->feed.store->finish(run->feed.events, &info, ev) != NGX_OK) {
         return AGENT_NOMEM;
     }
+
+    run->status = info.status;
 
     ngx_agent_run_over(run);
 

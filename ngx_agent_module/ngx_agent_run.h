@@ -179,6 +179,8 @@ void ngx_agent_subscriber_attach(ngx_http_request_t *r, ngx_agent_feed_t *feed,
 /* writes what can be written; may finalize the request and detach */
 void ngx_agent_subscriber_pump(ngx_agent_subscriber_t *s);
 
+void ngx_agent_subscriber_exit_process(void);
+
 
 /* ngx_agent_prelude.c: what a reader that lost its place is told first */
 
@@ -193,8 +195,9 @@ ngx_int_t ngx_agent_prelude(ngx_agent_subscriber_t *s);
  * NGX_AGAIN, NGX_DECLINED: events are missing, NGX_ERROR */
 ngx_int_t ngx_agent_prelude_fold(ngx_agent_subscriber_t *s, ngx_uint_t end);
 
-/* a terminal event of this reader only: it is not in the log */
-void ngx_agent_prelude_last_word(ngx_agent_subscriber_t *s, agent_code_t code,
+/* a terminal event of this reader only, it is not in the log: NGX_DECLINED, or
+ * NGX_ERROR when there is no memory for it */
+ngx_int_t ngx_agent_prelude_last_word(ngx_agent_subscriber_t *s, agent_code_t code,
     const char *message);
 
 void ngx_agent_prelude_drop(ngx_agent_subscriber_t *s);

@@ -28,6 +28,15 @@ typedef struct {
 static agent_window_t  ngx_agent_window;
 
 
+void
+ngx_agent_shared_exit_process(void)
+{
+    if (ngx_agent_window.alloc) {
+        agent_window_free(&ngx_agent_window);
+    }
+}
+
+
 static ngx_agent_shared_log_t *
 ngx_agent_shared_log(ngx_agent_log_t *log)
 {

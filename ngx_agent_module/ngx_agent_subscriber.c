@@ -21,6 +21,7 @@ typedef struct {
     u_char                  *pos;
     u_char                  *end;
     size_t                   need;      /* of an event larger than a block */
+    unsigned                 failed:1;  /* no memory */
 } ngx_agent_fill_t;
 
 
@@ -75,7 +76,7 @@ ngx_agent_block_free(ngx_buf_t *b)
         return;
     }
 
-    if (b->end - b->start == NGX_AGENT_BLOCK
+    if (NGX_AGENT_KEEP_FREE && b->end - b->start == NGX_AGENT_BLOCK
         && ngx_agent_nblocks < NGX_AGENT_SPARE)
     {
         ngx_memcpy(b->start, &ngx_agent_blocks, sizeof(u_char *));
@@ -90,6 +91,22 @@ ngx_agent_block_free(ngx_buf_t *b)
     b->pos = NULL;
     b->last = NULL;
     b->end = NULL;
+}
+
+
+void
+ngx_agent_subscriber_exit_process(void)
+{
+    u_char  *p;
+
+    while (ngx_agent_blocks) {
+        p = ngx_agent_blocks;
+        ngx_memcpy(&ngx_agent_blocks, p, sizeof(u_char *));
+
+        ngx_free(p);
+    }
+
+    ngx_agent_nblocks = 0;
 }
 
 
@@ -857,6 +874,7 @@ ngx_agent_subscriber_frame(void *data, uint64_t generation, uint64_t seq,
     if (!agent_event_is_delta(ev->type)
         && agent_open_note(&fill->subscriber->open, ev) != AGENT_OK)
     {
+        fill->failed = 1;
         return AGENT_NOMEM;
     }
 
@@ -946,8 +964,13 @@ again:
 
         /* over without a terminal event in the log */
 
-        ngx_agent_prelude_last_word(s, AGENT_CODE_INTERNAL,
-                                    "the run ended without its last event");
+        if (ngx_agent_prelude_last_word(s, AGENT_CODE_INTERNAL,
+                                        "the run ended without its last event")
+            == NGX_ERROR)
+        {
+            return NGX_ERROR;
+        }
+
         goto again;
     }
 
@@ -965,6 +988,7 @@ again:
         fill.pos = b->last;
         fill.end = b->end;
         fill.need = 0;
+        fill.failed = 0;
 
         rc = feed->store->read(feed->events, &s->reader,
                                ngx_agent_subscriber_frame, &fill);
@@ -988,13 +1012,21 @@ again:
         }
 
         if (rc == NGX_ABORT) {
-            ngx_agent_prelude_last_word(s, AGENT_CODE_GAP,
-                                        "the events of the run are no longer "
-                                        "kept");
+            if (ngx_agent_prelude_last_word(s, AGENT_CODE_GAP,
+                                            "the events of the run are no "
+                                            "longer kept")
+                == NGX_ERROR)
+            {
+                return NGX_ERROR;
+            }
+
             goto again;
         }
 
-        if (rc == NGX_ERROR) {
+        if (rc == NGX_ERROR || fill.failed) {
+
+            /* nothing would wake this reader for the same event again */
+
             return NGX_ERROR;
         }
 

@@ -193,6 +193,18 @@ typedef struct {
 } ngx_http_agent_ctx_t;
 
 
+/*
+ * Blocks that are freed are kept for the next use; not where nginx's pools are
+ * made of separate allocations, so that a sanitizer sees them come and go.
+ */
+
+#if (NGX_DEBUG_PALLOC)
+#define NGX_AGENT_KEEP_FREE  0
+#else
+#define NGX_AGENT_KEEP_FREE  1
+#endif
+
+
 #define ngx_agent_str(s)                                                      \
     ((agent_str_t) { (const char *) (s)->data, (s)->len })
 

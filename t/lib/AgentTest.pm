@@ -309,6 +309,8 @@ sub start {
 
     $self->{sid} = $self->{pid};
     my @ports = $self->{conf} =~ /listen\s+127\.0\.0\.1:(\d+)/g;
+    my ($workers) = $self->{conf} =~ /^\s*worker_processes\s+(\d+);/m;
+    $workers ||= 1;
 
     for (1 .. 500) {
         if (waitpid($self->{pid}, POSIX::WNOHANG()) > 0) {
@@ -320,7 +322,8 @@ sub start {
         @ports = grep {
             !IO::Socket::INET->new(PeerAddr => '127.0.0.1', PeerPort => $_)
         } @ports;
-        return $self if !@ports && -s "$dir/nginx.pid" && $self->workers;
+        return $self if !@ports && -s "$dir/nginx.pid"
+            && $self->workers >= $workers;
         sleep 0.02;
     }
 

@@ -277,6 +277,7 @@ ngx_agent_run_create(ngx_http_request_t *r, ngx_http_agent_ctx_t *ctx,
     run->model = lcf->agent->model;
     run->store = &ngx_agent_local_store;
     run->events = log;
+    run->run_log = lcf->run_log;
     run->started = ngx_current_msec;
     run->resolver = clcf->resolver;
     run->resolver_timeout = clcf->resolver_timeout;
@@ -624,6 +625,7 @@ ngx_agent_run_event(void *data, const agent_event_t *ev)
     default:
         info.status = NGX_AGENT_RUN_ERROR;
         info.code = agent_encoder_fault(run->encoder)->code;
+        run->code = info.code;
     }
 
     info.usage = *agent_encoder_usage(run->encoder);
@@ -647,6 +649,8 @@ static void
 ngx_agent_run_over(ngx_agent_run_t *run)
 {
     run->state = NGX_AGENT_OVER;
+
+    ngx_agent_run_log_write(run);
 
     ngx_agent_run_stop_call(run, run->status == NGX_AGENT_RUN_FINISHED);
     ngx_agent_run_wake(run);
@@ -801,9 +805,27 @@ ngx_agent_run_last_resort(ngx_agent_run_t *run, const agent_fault_t *fault)
     info.content = run->has_first;
 
     run->status = NGX_AGENT_RUN_ERROR;
+    run->code = fault->code;
     run->store->finish(run->events, &info);
 
     ngx_agent_run_over(run);
+}
+
+
+const char *
+ngx_agent_run_reason(ngx_agent_run_t *run)
+{
+    switch (run->status) {
+
+    case NGX_AGENT_RUN_CANCELLED:
+        return "cancelled";
+
+    case NGX_AGENT_RUN_ERROR:
+        return agent_code_name(run->code);
+
+    default:
+        return agent_finish_name(agent_encoder_finish(run->encoder));
+    }
 }
 
 
@@ -892,6 +914,7 @@ ngx_agent_run_join(ngx_agent_run_t *run, ngx_agent_subscriber_t *s)
 {
     ngx_queue_insert_tail(&run->subscribers, &s->queue);
     run->nsubscribers++;
+    run->nreaders++;
     run->has_left = 0;
 }
 

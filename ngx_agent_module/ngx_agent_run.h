@@ -52,6 +52,8 @@ struct ngx_agent_run_s {
 
     ngx_uint_t                   state;
     ngx_uint_t                   status;       /* ngx_agent_status_e */
+    agent_code_t                 code;         /* of an error */
+    ngx_agent_run_log_t         *run_log;      /* NULL: off */
 
     agent_encoder_t             *encoder;
     agent_answer_t              *answer;
@@ -66,6 +68,7 @@ struct ngx_agent_run_s {
 
     ngx_queue_t                  subscribers;
     ngx_uint_t                   nsubscribers;
+    ngx_uint_t                   nreaders;     /* that ever joined */
     ngx_event_t                  wake;         /* posted: tell them */
     size_t                       turn;         /* bytes told in this turn */
 
@@ -110,8 +113,17 @@ void ngx_agent_run_leave(ngx_agent_run_t *run, ngx_agent_subscriber_t *s);
 /* has the subscribers told, at the end of this turn of the loop */
 void ngx_agent_run_wake(ngx_agent_run_t *run);
 
+/* why a run that is over ended: a finish reason, "cancelled", an error's code;
+ * empty when the model did not say */
+const char *ngx_agent_run_reason(ngx_agent_run_t *run);
+
 /* the worker is on its way out and takes no new run */
 ngx_uint_t ngx_agent_draining(void);
+
+
+/* ngx_agent_run_log.c: the line of a run that is over */
+
+void ngx_agent_run_log_write(ngx_agent_run_t *run);
 
 
 /* ngx_agent_run_input.c: what a run takes from the client's request */

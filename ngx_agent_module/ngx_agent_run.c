@@ -315,7 +315,7 @@ ngx_agent_run_create(ngx_http_request_t *r, ngx_http_agent_ctx_t *ctx,
         goto failed;
     }
 
-    ngx_agent_run_keep_input(run, &ctx->body);
+    ngx_agent_run_keep_input(run, &ctx->input);
 
     ngx_memzero(&conf, sizeof(agent_encoder_conf_t));
 

@@ -135,8 +135,8 @@ void ngx_agent_run_log_write(ngx_agent_run_t *run);
 ngx_int_t ngx_agent_run_request(ngx_agent_run_t *run, ngx_http_request_t *r,
     agent_input_t *input, agent_fault_t *fault);
 
-/* copies the messages of a body into run->sent, if they are small enough */
-void ngx_agent_run_keep_input(ngx_agent_run_t *run, ngx_str_t *body);
+/* copies the messages of a request into run->sent, if they are small enough */
+void ngx_agent_run_keep_input(ngx_agent_run_t *run, agent_input_t *input);
 
 /*
  * The messages as a JSON array without its brackets, for a prelude; they are

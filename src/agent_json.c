@@ -372,62 +372,78 @@ agent_json_cut(agent_str_t s, size_t max)
     return agent_json_escaped_prefix(p, p + max);
 }
 
-static void
-agent_json_escape_control(agent_buf_t *b, unsigned char c)
+/* The escape of a quote, backslash or control character; at most 6 bytes. */
+static size_t
+agent_json_control(char *out, unsigned char c)
 {
     static const char hex[] = "0123456789abcdef";
-    char u[6] = {'\\', 'u', '0', '0', '0', '0'};
-    char two[2] = {'\\', 0};
+
+    out[0] = '\\';
 
     switch (c) {
     case '"':
     case '\\':
-        two[1] = (char) c;
-        break;
+        out[1] = (char) c;
+        return 2;
     case '\b':
-        two[1] = 'b';
-        break;
+        out[1] = 'b';
+        return 2;
     case '\f':
-        two[1] = 'f';
-        break;
+        out[1] = 'f';
+        return 2;
     case '\n':
-        two[1] = 'n';
-        break;
+        out[1] = 'n';
+        return 2;
     case '\r':
-        two[1] = 'r';
-        break;
+        out[1] = 'r';
+        return 2;
     case '\t':
-        two[1] = 't';
-        break;
+        out[1] = 't';
+        return 2;
     default:
-        u[4] = hex[c >> 4];
-        u[5] = hex[c & 15];
-        agent_buf_add(b, u, sizeof(u));
-        return;
+        memcpy(out + 1, "u00", 3);
+        out[4] = hex[c >> 4];
+        out[5] = hex[c & 15];
+        return 6;
     }
-
-    agent_buf_add(b, two, sizeof(two));
 }
 
+/* Short pieces are gathered: text may be dense with what is to be escaped. */
 void
 agent_json_escape(agent_buf_t *b, agent_str_t s)
 {
     const unsigned char *p = agent_start(s), *end = p + s.len, *run;
+    char out[512];
+    size_t len, n = 0;
 
     for (;;) {
         run = p;
         p = agent_json_run(p, end);
-        agent_buf_add(b, run, agent_between(run, p));
+        len = agent_between(run, p);
+
+        if (n + len + 6 > sizeof(out)) {
+            agent_buf_add(b, out, n);
+            n = 0;
+        }
+
+        if (len + 6 > sizeof(out)) {
+            agent_buf_add(b, run, len);
+        } else {
+            memcpy(out + n, run, len);
+            n += len;
+        }
 
         if (p == end) {
+            agent_buf_add(b, out, n);
             return;
         }
 
         if (*p < 0x80) {
-            agent_json_escape_control(b, *p++);
+            n += agent_json_control(out + n, *p++);
 
         } else {
-            agent_buf_add_lit(b, AGENT_REPLACEMENT);
+            memcpy(out + n, AGENT_REPLACEMENT, 3);
+            n += 3;
             p += agent_utf8_bad(p, end);
         }
     }
@@ -551,6 +567,7 @@ agent_json_sanitize(agent_buf_t *b, agent_str_t s)
     const unsigned char *p = agent_start(s), *end = p + s.len, *run;
     int string = 0;
     size_t n;
+    char esc[6];
 
     for (;;) {
         run = p;
@@ -579,7 +596,7 @@ agent_json_sanitize(agent_buf_t *b, agent_str_t s)
             n = agent_json_sanitize_escape(b, p, end);
 
         } else {
-            agent_json_escape_control(b, *p);
+            agent_buf_add(b, esc, agent_json_control(esc, *p));
             n = 1;
         }
 
@@ -839,7 +856,11 @@ agent_tree_text(agent_tree_t *t)
 static json_t *
 agent_tree_unexpected(agent_tree_t *t)
 {
-    t->wrong = t->p < t->end ? "unexpected token" : "premature end of input";
+    if (t->p == t->end) {
+        t->wrong = "premature end of input";
+    } else if (*t->p != 0) { /* behind a number jansson accepts it (2.14) */
+        t->wrong = "unexpected token";
+    }
 
     return NULL;
 }

@@ -5,7 +5,8 @@ cd "$(dirname "$0")" && . ./lib.sh && . ./workloads.sh
 RIG=$1; shift
 . "rigs/$RIG.sh" || exit 1
 start_stub n50 || exit 1
-trap 'rig_stop; kill $STUB_PID 2>/dev/null' EXIT
+kill -0 $STUB_PID 2>/dev/null || { echo "the stub did not start: is port $STUB_PORT taken?" >&2; exit 1; }
+trap 'rig_stop; kill $STUB_PID 2>/dev/null; wait $STUB_PID 2>/dev/null' EXIT
 rig_start || { echo "$RIG: did not start" >&2; tail -5 "$OUT/run/$RIG.log" >&2; exit 1; }
 HO=(); for h in "${RIG_HDRS[@]}"; do HO+=(-H "$h"); done
 load() { $NICE $RTL taskset -c $KIT_CORE "$OUT/sseload" -u "$RIG_URL" -b "$RIG_BODY" "${HO[@]}" -t "$RIG_TERM" -f "$RIG_FIRST" -d "$RIG_DKEY" ${RIG_BAD:+-x "$RIG_BAD"} ${RIG_OPT} "$@"; }
@@ -36,14 +37,14 @@ for W in "$@"; do
             rig_stop; rig_start || exit 1; stub_set n5; load -c 8 -n 64 >/dev/null; stub_set $W_STUB
         fi
         quiet
-        case $W in W2l|W2a|W2c) rt -r 1 ;; esac
+        case $W in W0|W2l|W2a|W2c) rt -r 1 ;; esac
         load -N "$RIG $W" -c $W_C -n $W_N "${W_OPT[@]}" -p "$(rig_pids | paste -sd,)" -q $STUB_PID -W ${LIMIT:-110} > "$OUT"/run/out.$$.json
         rt -o 0
         cat "$OUT"/run/out.$$.json >> "$RESULTS/$RIG.$W.json"
         python3 - "$OUT"/run/out.$$.json <<'P'
 import json,sys
 d=json.load(open(sys.argv[1])); s=d['server']
-print('%-22s ok %d fail %d  %.0f ev/s %.1f req/s  cpu/M %.2f (u%.2f s%.2f)  us/req %.0f  rss/str %.1f KiB idle %d  total p50 %.1f p99 %.1f  lat p50 %.3f p99 %.3f  wall %.1f noise %.2f'%(d['name'],d['ok'],d['failed'],d['events_per_s'],d['requests_per_s'],s['cpu_s_per_m_events'],s['cpu_user_s'],s['cpu_sys_s'],s['cpu_us_per_request'],s['rss_per_stream_kib'],s['rss_idle_kib'],d['total']['p50'],d['total']['p99'],d['latency']['p50'],d['latency']['p99'],d['wall_s'],d['machine']['noise_s']))
+print('%-22s ok %d fail %d  %.0f ev/s %.1f req/s  cpu/M %.2f (u%.2f s%.2f)  us/req %.0f  rss/str %.1f KiB idle %d  first p50 %.3f  total p50 %.1f p99 %.1f  lat p50 %.3f p99 %.3f  wall %.1f noise %.2f'%(d['name'],d['ok'],d['failed'],d['events_per_s'],d['requests_per_s'],s['cpu_s_per_m_events'],s['cpu_user_s'],s['cpu_sys_s'],s['cpu_us_per_request'],s['rss_per_stream_kib'],s['rss_idle_kib'],d['first_content']['p50'],d['total']['p50'],d['total']['p99'],d['latency']['p50'],d['latency']['p99'],d['wall_s'],d['machine']['noise_s']))
 P
     done
 done

@@ -85,7 +85,7 @@ struct ngx_agent_store_s {
     void       (*set_status)(ngx_agent_log_t *log, ngx_uint_t status);
 
     /* the end: status, usage and code, and the terminal event; NULL: there was
-     * no memory for it.  NGX_ERROR: the log cannot take it, nothing has ended */
+     * no memory for it.  NGX_ERROR: the log has no room, nothing has ended */
     ngx_int_t  (*finish)(ngx_agent_log_t *log, ngx_agent_run_info_t *info,
                          const agent_event_t *ev);
 

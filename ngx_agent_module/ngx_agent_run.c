@@ -233,6 +233,7 @@ ngx_agent_run_create(ngx_http_request_t *r, ngx_http_agent_ctx_t *ctx,
     run->feed.run = run;
     run->feed.store = lcf->agent->store;
     run->feed.events = log;
+    run->run_log = lcf->run_log;
     run->started = ngx_current_msec;
     run->resolver = clcf->resolver;
     run->resolver_timeout = clcf->resolver_timeout;
@@ -265,7 +266,7 @@ ngx_agent_run_create(ngx_http_request_t *r, ngx_http_agent_ctx_t *ctx,
         goto failed;
     }
 
-    ngx_agent_run_keep_input(run, &ctx->body);
+    ngx_agent_run_keep_input(run, &ctx->input);
 
     ngx_memzero(&conf, sizeof(agent_encoder_conf_t));
 
@@ -577,6 +578,7 @@ ngx_agent_run_event(void *data, const agent_event_t *ev)
     default:
         info.status = NGX_AGENT_RUN_ERROR;
         info.code = agent_encoder_fault(run->encoder)->code;
+        run->code = info.code;
     }
 
     info.usage = *agent_encoder_usage(run->encoder);
@@ -600,6 +602,8 @@ static void
 ngx_agent_run_over(ngx_agent_run_t *run)
 {
     run->state = NGX_AGENT_OVER;
+
+    ngx_agent_run_log_write(run);
 
     ngx_agent_run_stop_call(run, run->status == NGX_AGENT_RUN_FINISHED);
     ngx_agent_feed_wake(&run->feed);
@@ -754,9 +758,27 @@ ngx_agent_run_last_resort(ngx_agent_run_t *run, const agent_fault_t *fault)
     info.content = run->has_first;
 
     run->status = NGX_AGENT_RUN_ERROR;
+    run->code = fault->code;
     (void) run->feed.store->finish(run->feed.events, &info, NULL);
 
     ngx_agent_run_over(run);
+}
+
+
+const char *
+ngx_agent_run_reason(ngx_agent_run_t *run)
+{
+    switch (run->status) {
+
+    case NGX_AGENT_RUN_CANCELLED:
+        return "cancelled";
+
+    case NGX_AGENT_RUN_ERROR:
+        return agent_code_name(run->code);
+
+    default:
+        return agent_finish_name(agent_encoder_finish(run->encoder));
+    }
 }
 
 
@@ -785,6 +807,7 @@ ngx_agent_run_rung(ngx_agent_run_t *run)
 void
 ngx_agent_run_read(ngx_agent_run_t *run)
 {
+    run->nreaders++;
     run->has_left = 0;
 }
 

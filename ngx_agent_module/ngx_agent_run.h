@@ -50,6 +50,8 @@ struct ngx_agent_run_s {
 
     ngx_uint_t                   state;
     ngx_uint_t                   status;       /* ngx_agent_status_e */
+    agent_code_t                 code;         /* of an error */
+    ngx_agent_run_log_t         *run_log;      /* NULL: off */
 
     agent_encoder_t             *encoder;
     agent_answer_t              *answer;
@@ -62,6 +64,7 @@ struct ngx_agent_run_s {
     agent_buf_t                  input;        /* the same, for preludes */
     u_char                       seed[NGX_AGENT_SEED_CHARS];
 
+    ngx_uint_t                   nreaders;     /* that ever joined */
     ngx_msec_t                   started;      /* ngx_current_msec */
     ngx_msec_t                   first_token;  /* ms after started */
     ngx_msec_t                   queued;       /* since when waiting */
@@ -100,8 +103,17 @@ void ngx_agent_run_publish(ngx_agent_run_t *run);
 void ngx_agent_run_rung(ngx_agent_run_t *run);
 void ngx_agent_run_free(ngx_agent_run_t *run);
 
+/* why a run that is over ended: a finish reason, "cancelled", an error's code;
+ * empty when the model did not say */
+const char *ngx_agent_run_reason(ngx_agent_run_t *run);
+
 /* the worker is on its way out and takes no new run */
 ngx_uint_t ngx_agent_draining(void);
+
+
+/* ngx_agent_run_log.c: the line of a run that is over */
+
+void ngx_agent_run_log_write(ngx_agent_run_t *run);
 
 
 /* ngx_agent_run_input.c: what a run takes from the client's request */
@@ -113,8 +125,8 @@ ngx_uint_t ngx_agent_draining(void);
 ngx_int_t ngx_agent_run_request(ngx_agent_run_t *run, ngx_http_request_t *r,
     agent_input_t *input, agent_fault_t *fault);
 
-/* copies the messages of a body into run->sent, if they are small enough */
-void ngx_agent_run_keep_input(ngx_agent_run_t *run, ngx_str_t *body);
+/* copies the messages of a request into run->sent, if they are small enough */
+void ngx_agent_run_keep_input(ngx_agent_run_t *run, agent_input_t *input);
 
 /*
  * The messages as a JSON array without its brackets, for a prelude; they are
@@ -197,8 +209,8 @@ ngx_int_t ngx_agent_prelude_fold(ngx_agent_subscriber_t *s, ngx_uint_t end);
 
 /* a terminal event of this reader only, it is not in the log: NGX_DECLINED, or
  * NGX_ERROR when there is no memory for it */
-ngx_int_t ngx_agent_prelude_last_word(ngx_agent_subscriber_t *s, agent_code_t code,
-    const char *message);
+ngx_int_t ngx_agent_prelude_last_word(ngx_agent_subscriber_t *s,
+    agent_code_t code, const char *message);
 
 void ngx_agent_prelude_drop(ngx_agent_subscriber_t *s);
 

@@ -106,14 +106,13 @@ ngx_agent_run_request(ngx_agent_run_t *run, ngx_http_request_t *r,
  */
 
 void
-ngx_agent_run_keep_input(ngx_agent_run_t *run, ngx_str_t *body)
+ngx_agent_run_keep_input(ngx_agent_run_t *run, agent_input_t *input)
 {
     agent_str_t  messages;
 
-    if (agent_json_find(ngx_agent_str(body), AGENT_STR("messages"), &messages)
-        != AGENT_OK
-        || messages.len > NGX_AGENT_INPUT_KEPT)
-    {
+    messages = input->list;
+
+    if (messages.len == 0 || messages.len > NGX_AGENT_INPUT_KEPT) {
         return;
     }
 

@@ -56,26 +56,20 @@ ngx_http_agent_ask(ngx_http_request_t *r, ngx_str_t *id, ngx_int_t *rc)
 
 /* --- P/runs/{id} -------------------------------------------------------- */
 
-/* times as ISO 8601 with milliseconds, UTC */
-
 static void
 ngx_http_agent_add_time(agent_buf_t *b, const char *name, uint64_t ms)
 {
-    u_char    *p, text[64];
-    ngx_tm_t   tm;
+    u_char  text[NGX_AGENT_TIME_LEN];
 
     if (ms == 0) {
         return;
     }
 
-    ngx_gmtime((time_t) (ms / 1000), &tm);
-
-    p = ngx_sprintf(text, ",\"%s\":\"%4d-%02d-%02dT%02d:%02d:%02d.%03uiZ\"",
-                    name, tm.ngx_tm_year, tm.ngx_tm_mon, tm.ngx_tm_mday,
-                    tm.ngx_tm_hour, tm.ngx_tm_min, tm.ngx_tm_sec,
-                    (ngx_uint_t) (ms % 1000));
-
-    agent_buf_add(b, text, p - text);
+    agent_buf_add_lit(b, ",\"");
+    agent_buf_add(b, name, ngx_strlen(name));
+    agent_buf_add_lit(b, "\":\"");
+    agent_buf_add(b, text, ngx_agent_time(text, ms) - text);
+    agent_buf_add_char(b, '"');
 }
 
 

@@ -260,7 +260,6 @@ ngx_agent_subscriber_keep(ngx_agent_subscriber_t *s)
 {
     ngx_agent_run_t       *run;
     const agent_usage_t   *usage;
-    const agent_fault_t   *fault;
     ngx_http_agent_ctx_t  *ctx;
 
     run = s->feed->run;
@@ -288,23 +287,7 @@ ngx_agent_subscriber_keep(ngx_agent_subscriber_t *s)
     }
 
     ctx->status = ngx_agent_status_name(run->status);
-
-    switch (run->status) {
-
-    case NGX_AGENT_RUN_CANCELLED:
-        ctx->finish_reason = "cancelled";
-        break;
-
-    case NGX_AGENT_RUN_ERROR:
-        fault = agent_encoder_fault(run->encoder);
-        ctx->finish_reason = agent_code_name(fault ? fault->code
-                                                   : AGENT_CODE_INTERNAL);
-        break;
-
-    default:
-        ctx->finish_reason =
-                   agent_finish_name(agent_encoder_finish(run->encoder));
-    }
+    ctx->finish_reason = ngx_agent_run_reason(run);
 }
 
 

@@ -62,6 +62,20 @@ ngx_agent_now(void)
 }
 
 
+u_char *
+ngx_agent_time(u_char *dst, uint64_t ms)
+{
+    ngx_tm_t  tm;
+
+    ngx_gmtime((time_t) (ms / 1000), &tm);
+
+    return ngx_sprintf(dst, "%4d-%02d-%02dT%02d:%02d:%02d.%03uiZ",
+                       tm.ngx_tm_year, tm.ngx_tm_mon, tm.ngx_tm_mday,
+                       tm.ngx_tm_hour, tm.ngx_tm_min, tm.ngx_tm_sec,
+                       (ngx_uint_t) (ms % 1000));
+}
+
+
 static u_char *
 ngx_agent_key_part(u_char *p, const u_char *data, size_t len)
 {

@@ -37,6 +37,7 @@ typedef struct ngx_agent_run_s         ngx_agent_run_t;
 typedef struct ngx_agent_subscriber_s  ngx_agent_subscriber_t;
 typedef struct ngx_agent_transport_s   ngx_agent_transport_t;
 typedef struct ngx_agent_store_s       ngx_agent_store_t;
+typedef struct ngx_agent_run_log_s     ngx_agent_run_log_t;
 
 
 /* where a directive stands, for messages that come after parsing */
@@ -156,6 +157,7 @@ typedef struct {
     ngx_msec_t                   heartbeat;        /* 0: off */
     ngx_array_t                 *cors;             /* of ngx_str_t, or NULL */
     ngx_flag_t                   intercept_errors;
+    ngx_agent_run_log_t         *run_log;          /* NULL: off */
     ngx_uint_t                   whole;            /* P is the whole path */
 } ngx_http_agent_loc_conf_t;
 
@@ -303,6 +305,10 @@ char *ngx_http_agent_cors(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
 /* NGX_OK, or NGX_DECLINED when a browser sent this across sites */
 ngx_int_t ngx_http_agent_check_origin(ngx_http_request_t *r);
 
+/* ngx_agent_run_log.c */
+
+char *ngx_http_agent_run_log(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
+
 /* ngx_agent_variables.c */
 
 ngx_int_t ngx_http_agent_add_variables(ngx_conf_t *cf);
@@ -319,6 +325,11 @@ ngx_int_t ngx_agent_random_id(ngx_pool_t *pool, const char *prefix,
 
 /* milliseconds since the epoch, of the cached time */
 uint64_t ngx_agent_now(void);
+
+/* prints such a time as ISO 8601 with milliseconds, UTC; returns its end */
+#define NGX_AGENT_TIME_LEN    64
+
+u_char *ngx_agent_time(u_char *dst, uint64_t ms);
 
 /* the first 16 bytes of SHA-256 over the length-prefixed parts */
 ngx_int_t ngx_agent_key(ngx_pool_t *pool, u_char *key, const char *kind,

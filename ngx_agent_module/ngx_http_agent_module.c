@@ -106,6 +106,13 @@ static ngx_command_t  ngx_http_agent_commands[] = {
       offsetof(ngx_http_agent_loc_conf_t, intercept_errors),
       NULL },
 
+    { ngx_string("agent_run_log"),
+      NGX_HTTP_MAIN_CONF|NGX_HTTP_SRV_CONF|NGX_HTTP_LOC_CONF|NGX_CONF_TAKE1,
+      ngx_http_agent_run_log,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      0,
+      NULL },
+
       ngx_null_command
 };
 
@@ -262,6 +269,7 @@ ngx_http_agent_create_loc_conf(ngx_conf_t *cf)
     conf->heartbeat = NGX_CONF_UNSET_MSEC;
     conf->cors = NGX_CONF_UNSET_PTR;
     conf->intercept_errors = NGX_CONF_UNSET;
+    conf->run_log = NGX_CONF_UNSET_PTR;
 
     return conf;
 }
@@ -295,6 +303,7 @@ ngx_http_agent_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
     ngx_conf_merge_msec_value(conf->heartbeat, prev->heartbeat, 15000);
     ngx_conf_merge_ptr_value(conf->cors, prev->cors, NULL);
     ngx_conf_merge_value(conf->intercept_errors, prev->intercept_errors, 0);
+    ngx_conf_merge_ptr_value(conf->run_log, prev->run_log, NULL);
 
     clcf = ngx_http_conf_get_module_loc_conf(cf, ngx_http_core_module);
 

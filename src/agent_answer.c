@@ -4,10 +4,14 @@
 #include <string.h>
 #include <strings.h>
 
-#define AGENT_ANSWER_MAX_EVENT ((size_t) 16 << 20)
+#define AGENT_ANSWER_MAX_EVENT ((size_t) 4 << 20)
 #define AGENT_ANSWER_MAX_BODY  ((size_t) 256 << 20)
 #define AGENT_ANSWER_MAX_ERROR ((size_t) 64 << 10)
 #define AGENT_ANSWER_MAX_BLANK 4096 /* of one line before the first byte */
+
+/* of one event or JSON text, so that it does not hold the loop */
+#define AGENT_ANSWER_MAX_DEPTH  512
+#define AGENT_ANSWER_MAX_VALUES 32768
 
 #define AGENT_ANSWER_BOM "\xef\xbb\xbf"
 
@@ -203,10 +207,26 @@ agent_answer_is_whole(agent_str_t data)
     return agent_json_skip(data.data, data.data + data.len) != NULL;
 }
 
+/* Each value has a byte and a separator at least: short texts pass unread. */
+static int
+agent_answer_is_simple(agent_str_t text)
+{
+    agent_fault_t fault;
+    static const agent_json_limits_t limits = {AGENT_ANSWER_MAX_DEPTH,
+                                               AGENT_ANSWER_MAX_VALUES};
+
+    return text.len <= AGENT_ANSWER_MAX_VALUES ||
+           agent_json_within(text, &limits, &fault);
+}
+
 static agent_rc_t
 agent_answer_event(void *ctx, const agent_sse_event_t *ev)
 {
     agent_answer_t *a = ctx;
+
+    if (!agent_answer_is_simple(ev->data)) {
+        return AGENT_TOO_LARGE;
+    }
 
     if (a->ending && !agent_answer_is_whole(ev->data)) {
         return AGENT_OK;
@@ -401,6 +421,11 @@ agent_answer_json(agent_answer_t *a, int clean)
     agent_str_t text;
 
     text = agent_answer_unglue(agent_buf_str(&a->body));
+
+    if (!agent_answer_is_simple(text)) {
+        return agent_answer_result(a, AGENT_TOO_LARGE);
+    }
+
     root = agent_json_load_lenient(text, a->alloc, &nomem);
 
     if (root == NULL) {

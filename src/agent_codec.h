@@ -100,7 +100,7 @@ void agent_codec_mask(agent_fault_t *f, agent_str_t secret);
 typedef struct agent_answer_s agent_answer_t;
 
 typedef struct {
-    size_t max_event;   /* bytes of one SSE event or JSON answer, 0: 16 MB */
+    size_t max_event;   /* bytes of one SSE event or JSON answer, 0: 4 MB */
     size_t max_body;    /* bytes of the whole body, 0: 256 MB */
     agent_str_t secret; /* masked in messages when not empty; outlives the
                            answer */

@@ -23,6 +23,20 @@ static const agent_member_t agent_offer_members[] = {
 static const agent_member_t agent_context_members[] = {
     AGENT_MUST("description", STRING), AGENT_MUST("value", STRING), AGENT_END};
 
+/* Members that are used as they came. */
+enum {
+    AGENT_RAW_MESSAGES = 0,
+    AGENT_RAW_TOOLS,
+    AGENT_RAW_STATE,
+    AGENT_RAW_PROPS,
+    AGENT_RAW_PROPS_ALIAS,
+    AGENT_RAW_KEYS
+};
+
+static const agent_str_t agent_raw_keys[AGENT_RAW_KEYS] = {
+    agent_str("messages"), agent_str("tools"), agent_str("state"),
+    agent_str("forwardedProps"), agent_str("forwarded_props")};
+
 agent_rc_t
 agent_input_add(agent_input_t *in, agent_role_t role, json_t *json)
 {
@@ -180,31 +194,20 @@ agent_input_messages(const agent_reader_t *r, json_t *list)
     return AGENT_OK;
 }
 
-/* The raw value of a member of the body; empty when absent or null. */
-static agent_str_t
-agent_input_raw(agent_str_t object, agent_str_t key, agent_str_t alias)
+static int
+agent_input_is_given(agent_str_t raw)
 {
-    agent_str_t v = {"", 0};
-
-    if (agent_json_find(object, key, &v) != AGENT_OK ||
-        agent_str_eq(v, AGENT_STR("null"))) {
-        v.len = 0;
-
-        if (alias.len != 0) {
-            return agent_input_raw(object, alias, AGENT_STR(""));
-        }
-    }
-
-    return v;
+    return raw.len != 0 && !agent_str_eq(raw, AGENT_STR("null"));
 }
 
+/* "raw" are the bytes of the list. */
 static agent_rc_t
-agent_input_tools(const agent_reader_t *r, json_t *list, agent_str_t body)
+agent_input_tools(const agent_reader_t *r, json_t *list, agent_str_t raw)
 {
     json_t *json;
     size_t n = json_array_size(list);
     agent_rc_t rc;
-    agent_str_t raw, one;
+    agent_str_t one;
     const char *cursor = NULL;
     agent_tool_t *tool;
     agent_where_t where = {NULL, "tools", 0}, at = {&where, NULL, 0};
@@ -223,8 +226,6 @@ agent_input_tools(const agent_reader_t *r, json_t *list, agent_str_t body)
         return AGENT_NOMEM;
     }
 
-    raw = agent_input_raw(body, AGENT_STR("tools"), AGENT_STR(""));
-
     for (at.index = 0; at.index < n; at.index++) {
         json = json_array_get(list, at.index);
 
@@ -237,9 +238,10 @@ agent_input_tools(const agent_reader_t *r, json_t *list, agent_str_t body)
         (void) agent_json_str(json, "name", &tool->name);
         (void) agent_json_str(json, "description", &tool->description);
 
-        if (agent_json_next(raw, &cursor, &one) == AGENT_OK) {
-            tool->parameters =
-                agent_input_raw(one, AGENT_STR("parameters"), AGENT_STR(""));
+        if (agent_json_next(raw, &cursor, &one) == AGENT_OK &&
+            agent_json_find(one, AGENT_STR("parameters"), &one) == AGENT_OK &&
+            agent_input_is_given(one)) {
+            tool->parameters = one;
         }
     }
 
@@ -288,6 +290,7 @@ agent_input_parse(agent_input_t *in, agent_str_t body,
     agent_rc_t rc;
     agent_reader_t r = {in, rules, fault};
     agent_json_limits_t limits = {rules->max_depth, rules->max_values};
+    agent_str_t raw[AGENT_RAW_KEYS];
 
     memset(in, 0, sizeof(agent_input_t));
     memset(fault, 0, sizeof(agent_fault_t));
@@ -307,6 +310,8 @@ agent_input_parse(agent_input_t *in, agent_str_t body,
                                                      : AGENT_INVALID;
     }
 
+    agent_json_members(body, agent_raw_keys, raw, AGENT_RAW_KEYS);
+
     rc = agent_reader_members(&r, in->root, NULL, agent_body_members);
 
     if (rc == AGENT_OK) {
@@ -314,7 +319,8 @@ agent_input_parse(agent_input_t *in, agent_str_t body,
     }
 
     if (rc == AGENT_OK) {
-        rc = agent_input_tools(&r, json_object_get(in->root, "tools"), body);
+        rc = agent_input_tools(&r, json_object_get(in->root, "tools"),
+                               raw[AGENT_RAW_TOOLS]);
     }
 
     if (rc == AGENT_OK) {
@@ -333,9 +339,17 @@ agent_input_parse(agent_input_t *in, agent_str_t body,
                  json_object_get(in->root, "tools") != NULL &&
                  json_object_get(in->root, "context") != NULL;
 
-    in->state = agent_input_raw(body, AGENT_STR("state"), AGENT_STR(""));
-    in->forwarded_props = agent_input_raw(body, AGENT_STR("forwardedProps"),
-                                          AGENT_STR("forwarded_props"));
+    in->list = raw[AGENT_RAW_MESSAGES];
+
+    if (agent_input_is_given(raw[AGENT_RAW_STATE])) {
+        in->state = raw[AGENT_RAW_STATE];
+    }
+
+    if (agent_input_is_given(raw[AGENT_RAW_PROPS])) {
+        in->forwarded_props = raw[AGENT_RAW_PROPS];
+    } else if (agent_input_is_given(raw[AGENT_RAW_PROPS_ALIAS])) {
+        in->forwarded_props = raw[AGENT_RAW_PROPS_ALIAS];
+    }
 
     if (in->forwarded_props.len != 0 && in->forwarded_props.data[0] != '{') {
         in->forwarded_props.len = 0;
@@ -375,6 +389,8 @@ typedef struct {
     agent_pair_call_t *calls;
     size_t ncalls;
     json_t *open; /* id -> index of the newest open call */
+    json_t *role; /* of stand-ins, NULL: there were none */
+    json_t *content;
 } agent_pairing_t;
 
 static agent_rc_t
@@ -473,7 +489,10 @@ agent_pair_match(agent_pairing_t *p, size_t *end)
 
         switch (p->in->messages[i].role) {
         case AGENT_ROLE_USER:
-            json_object_clear(p->open);
+            if (json_object_size(p->open) != 0) {
+                json_object_clear(p->open);
+            }
+
             *end = i + 1;
             break;
         case AGENT_ROLE_ASSISTANT:
@@ -493,6 +512,29 @@ agent_pair_match(agent_pairing_t *p, size_t *end)
     return rc;
 }
 
+/* The result of a call that has none.  There may be thousands. */
+static json_t *
+agent_pair_stand_in(agent_pairing_t *p, json_t *id)
+{
+    json_t *json;
+
+    if (p->role == NULL) {
+        p->role = json_string("tool");
+        p->content = json_string("No result: the call was not answered.");
+    }
+
+    json = json_object();
+
+    if (json_object_set(json, "role", p->role) != 0 ||
+        json_object_set(json, "toolCallId", id) != 0 ||
+        json_object_set(json, "content", p->content) != 0) {
+        json_decref(json);
+        return NULL;
+    }
+
+    return json;
+}
+
 /* An assistant message, its results, and stand-ins for those that lack. */
 static agent_rc_t
 agent_pair_emit(agent_pairing_t *p, size_t i, agent_input_t *out)
@@ -510,11 +552,8 @@ agent_pair_emit(agent_pairing_t *p, size_t i, agent_input_t *out)
 
     for (k = p->pairs[i].first; rc == AGENT_OK && k < p->pairs[i].end; k++) {
         if (!p->calls[k].answered) {
-            rc = agent_input_add(
-                out, AGENT_ROLE_TOOL,
-                json_pack("{s:s,s:O,s:s}", "role", "tool", "toolCallId",
-                          p->calls[k].id, "content",
-                          "No result: the call was not answered."));
+            rc = agent_input_add(out, AGENT_ROLE_TOOL,
+                                 agent_pair_stand_in(p, p->calls[k].id));
         }
     }
 
@@ -561,7 +600,7 @@ agent_input_pair(agent_input_t *in, agent_fault_t *fault)
     size_t i, n = 0, end = 0;
     agent_rc_t rc = AGENT_NOMEM;
     agent_input_t out, old = *in;
-    agent_pairing_t p = {in, NULL, NULL, 0, NULL};
+    agent_pairing_t p = {in, NULL, NULL, 0, NULL, NULL, NULL};
 
     for (i = 0; i < in->nmessages; i++) {
         n +=
@@ -601,6 +640,8 @@ agent_input_pair(agent_input_t *in, agent_fault_t *fault)
     agent_free(in->alloc, p.pairs);
     agent_free(in->alloc, p.calls);
     json_decref(p.open);
+    json_decref(p.role);
+    json_decref(p.content);
     agent_input_free(&out);
 
     return rc;

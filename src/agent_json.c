@@ -1,8 +1,14 @@
 #include "agent_json.h"
 
+#include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define AGENT_REPLACEMENT "\xef\xbf\xbd"
+
+#define AGENT_TREE_DEPTH  128 /* deeper texts are jansson's */
+#define AGENT_TREE_NUMBER 64
+#define AGENT_TREE_ASK    65536 /* bytes; the errors of longer texts are ours */
 
 /*
  * Eight bytes at a time: in the results a byte has its high bit set where the
@@ -330,18 +336,18 @@ agent_json_escaped_prefix(const unsigned char *start, const unsigned char *end)
         p = agent_json_run(p, end);
 
         if (p == end || *p != '\\') {
-            break;
+            return agent_between(start, p);
         }
 
-        n = agent_json_escaped_char(p, end, &c);
-        if (n == 0) {
-            break;
-        }
+        do {
+            n = agent_json_escaped_char(p, end, &c);
+            if (n == 0) {
+                return agent_between(start, p);
+            }
 
-        p += n;
+            p += n;
+        } while (p < end && *p == '\\');
     }
-
-    return agent_between(start, p);
 }
 
 int
@@ -366,62 +372,78 @@ agent_json_cut(agent_str_t s, size_t max)
     return agent_json_escaped_prefix(p, p + max);
 }
 
-static void
-agent_json_escape_control(agent_buf_t *b, unsigned char c)
+/* The escape of a quote, backslash or control character; at most 6 bytes. */
+static size_t
+agent_json_control(char *out, unsigned char c)
 {
     static const char hex[] = "0123456789abcdef";
-    char u[6] = {'\\', 'u', '0', '0', '0', '0'};
-    char two[2] = {'\\', 0};
+
+    out[0] = '\\';
 
     switch (c) {
     case '"':
     case '\\':
-        two[1] = (char) c;
-        break;
+        out[1] = (char) c;
+        return 2;
     case '\b':
-        two[1] = 'b';
-        break;
+        out[1] = 'b';
+        return 2;
     case '\f':
-        two[1] = 'f';
-        break;
+        out[1] = 'f';
+        return 2;
     case '\n':
-        two[1] = 'n';
-        break;
+        out[1] = 'n';
+        return 2;
     case '\r':
-        two[1] = 'r';
-        break;
+        out[1] = 'r';
+        return 2;
     case '\t':
-        two[1] = 't';
-        break;
+        out[1] = 't';
+        return 2;
     default:
-        u[4] = hex[c >> 4];
-        u[5] = hex[c & 15];
-        agent_buf_add(b, u, sizeof(u));
-        return;
+        memcpy(out + 1, "u00", 3);
+        out[4] = hex[c >> 4];
+        out[5] = hex[c & 15];
+        return 6;
     }
-
-    agent_buf_add(b, two, sizeof(two));
 }
 
+/* Short pieces are gathered: text may be dense with what is to be escaped. */
 void
 agent_json_escape(agent_buf_t *b, agent_str_t s)
 {
     const unsigned char *p = agent_start(s), *end = p + s.len, *run;
+    char out[512];
+    size_t len, n = 0;
 
     for (;;) {
         run = p;
         p = agent_json_run(p, end);
-        agent_buf_add(b, run, agent_between(run, p));
+        len = agent_between(run, p);
+
+        if (n + len + 6 > sizeof(out)) {
+            agent_buf_add(b, out, n);
+            n = 0;
+        }
+
+        if (len + 6 > sizeof(out)) {
+            agent_buf_add(b, run, len);
+        } else {
+            memcpy(out + n, run, len);
+            n += len;
+        }
 
         if (p == end) {
+            agent_buf_add(b, out, n);
             return;
         }
 
         if (*p < 0x80) {
-            agent_json_escape_control(b, *p++);
+            n += agent_json_control(out + n, *p++);
 
         } else {
-            agent_buf_add_lit(b, AGENT_REPLACEMENT);
+            memcpy(out + n, AGENT_REPLACEMENT, 3);
+            n += 3;
             p += agent_utf8_bad(p, end);
         }
     }
@@ -545,6 +567,7 @@ agent_json_sanitize(agent_buf_t *b, agent_str_t s)
     const unsigned char *p = agent_start(s), *end = p + s.len, *run;
     int string = 0;
     size_t n;
+    char esc[6];
 
     for (;;) {
         run = p;
@@ -573,7 +596,7 @@ agent_json_sanitize(agent_buf_t *b, agent_str_t s)
             n = agent_json_sanitize_escape(b, p, end);
 
         } else {
-            agent_json_escape_control(b, *p);
+            agent_buf_add(b, esc, agent_json_control(esc, *p));
             n = 1;
         }
 
@@ -654,7 +677,7 @@ agent_json_scalar_end(const char *p, const char *end)
  * Counts as the bytes come.  In text that is no JSON the counts mean nothing,
  * but up to its first error they are right, and the parser stops there.
  */
-static int
+int
 agent_json_within(agent_str_t text, const agent_json_limits_t *limits,
                   agent_fault_t *fault)
 {
@@ -708,6 +731,412 @@ agent_json_within(agent_str_t text, const agent_json_limits_t *limits,
     return 1;
 }
 
+/*
+ * A parser for what is expected to be good: jansson reads a byte at a time and
+ * is several times slower.  What is rare is left to jansson, and so are the
+ * words for what is wrong, unless the text is so long that it should not be
+ * gone through once more.
+ */
+typedef struct {
+    const unsigned char *p; /* at the error */
+    const unsigned char *end;
+    const char *wrong; /* NULL: nothing, this only cannot do it */
+    unsigned depth;
+    int reject;    /* duplicate keys */
+    char *scratch; /* a key, or a string without its escapes */
+    size_t size;   /* of scratch */
+    json_malloc_t alloc;
+    json_free_t release;
+} agent_tree_t;
+
+static json_t *agent_tree_value(agent_tree_t *t);
+
+/* The next character that is no space; 0 at the end. */
+static inline unsigned char
+agent_tree_peek(agent_tree_t *t)
+{
+    while (t->p < t->end && agent_json_is_space((char) *t->p)) {
+        t->p++;
+    }
+
+    return t->p < t->end ? *t->p : 0;
+}
+
+/* The string at p, a quote: its inside. */
+static int
+agent_tree_string(agent_tree_t *t, agent_str_t *s)
+{
+    const unsigned char *start = t->p + 1;
+    size_t n = agent_json_escaped_prefix(start, t->end);
+
+    if (start + n == t->end || start[n] != '"') {
+        t->p = start + n;
+
+        if (t->p == t->end) {
+            t->wrong = "premature end of input";
+        } else if (*t->p == '\\') {
+            t->wrong = "invalid escape";
+        } else if (*t->p < 0x20) {
+            t->wrong = "control character in a string";
+        } else {
+            t->wrong = "invalid UTF-8";
+        }
+
+        return 0;
+    }
+
+    s->data = (const char *) start;
+    s->len = n;
+    t->p = start + n + 1;
+
+    return 1;
+}
+
+/* What the inside of a string stands for, with a NUL behind it, in t->scratch;
+ * *n is its length. */
+static int
+agent_tree_decode(agent_tree_t *t, agent_str_t s, size_t *n)
+{
+    const unsigned char *p = agent_start(s), *end = p + s.len, *slash;
+    uint32_t c = 0;
+    char *out;
+
+    if (t->size < s.len + 1) {
+        t->release(t->scratch);
+        t->size = 2 * s.len + 64;
+        t->scratch = t->alloc(t->size);
+
+        if (t->scratch == NULL) {
+            t->size = 0;
+            return 0;
+        }
+    }
+
+    out = t->scratch;
+
+    while (p < end) {
+        slash = memchr(p, '\\', agent_between(p, end));
+        slash = slash != NULL ? slash : end;
+
+        memcpy(out, p, agent_between(p, slash));
+        out += slash - p;
+        p = slash;
+
+        while (p < end && *p == '\\') {
+            p += agent_json_escaped_char(p, end, &c);
+            out += agent_utf8_encode(out, c);
+        }
+    }
+
+    *out = '\0';
+    *n = (size_t) (out - t->scratch);
+
+    return 1;
+}
+
+static json_t *
+agent_tree_text(agent_tree_t *t)
+{
+    size_t n;
+    agent_str_t s;
+
+    if (!agent_tree_string(t, &s)) {
+        return NULL;
+    }
+
+    if (memchr(s.data, '\\', s.len) == NULL) {
+        return json_stringn_nocheck(s.data, s.len);
+    }
+
+    return agent_tree_decode(t, s, &n) ? json_stringn_nocheck(t->scratch, n)
+                                       : NULL;
+}
+
+/* NULL, as the value that is not there. */
+static json_t *
+agent_tree_unexpected(agent_tree_t *t)
+{
+    if (t->p == t->end) {
+        t->wrong = "premature end of input";
+    } else if (*t->p != 0) { /* behind a number jansson accepts it (2.14) */
+        t->wrong = "unexpected token";
+    }
+
+    return NULL;
+}
+
+static inline const unsigned char *
+agent_tree_digits(const unsigned char *p, const unsigned char *end)
+{
+    while (p < end && *p >= '0' && *p <= '9') {
+        p++;
+    }
+
+    return p;
+}
+
+static json_t *
+agent_tree_real(const unsigned char *start, size_t n)
+{
+    char text[AGENT_TREE_NUMBER], *behind;
+    double v;
+
+    if (n >= sizeof(text)) {
+        return NULL;
+    }
+
+    memcpy(text, start, n);
+    text[n] = '\0';
+    v = strtod(text, &behind);
+
+    /* not so where a locale has another decimal point */
+
+    if (behind != text + n || v == HUGE_VAL || v == -HUGE_VAL) {
+        return NULL;
+    }
+
+    return json_real(v);
+}
+
+static json_t *
+agent_tree_number(agent_tree_t *t)
+{
+    const unsigned char *start = t->p, *p = start, *digits, *q;
+    json_int_t v = 0;
+
+    p += p < t->end && *p == '-';
+    digits = p;
+    p = agent_tree_digits(p, t->end);
+
+    if (p == digits || (*digits == '0' && p - digits > 1)) {
+        return agent_tree_unexpected(t);
+    }
+
+    q = p;
+
+    if (p < t->end && *p == '.') {
+        p = agent_tree_digits(q + 1, t->end);
+
+        if (p == q + 1) {
+            return agent_tree_unexpected(t);
+        }
+    }
+
+    if (p < t->end && (*p == 'e' || *p == 'E')) {
+        p++;
+        p += p < t->end && (*p == '+' || *p == '-');
+        start = t->p;
+        t->p = agent_tree_digits(p, t->end);
+
+        return t->p != p ? agent_tree_real(start, agent_between(start, t->p))
+                         : agent_tree_unexpected(t);
+    }
+
+    t->p = p;
+
+    if (p != q) {
+        return agent_tree_real(start, agent_between(start, p));
+    }
+
+    if (q - digits > 18) {
+        return NULL; /* may not fit */
+    }
+
+    for (p = digits; p < q; p++) {
+        v = v * 10 + (*p - '0');
+    }
+
+    return json_integer(digits != start ? -v : v);
+}
+
+static int
+agent_tree_member(agent_tree_t *t, json_t *object)
+{
+    size_t n, before = json_object_size(object);
+    json_t *v;
+    agent_str_t key;
+
+    if (agent_tree_peek(t) != '"') {
+        return agent_tree_unexpected(t) != NULL;
+    }
+
+    if (!agent_tree_string(t, &key)) {
+        return 0;
+    }
+
+    if (agent_tree_peek(t) != ':') {
+        return agent_tree_unexpected(t) != NULL;
+    }
+
+    t->p++;
+
+    v = agent_tree_value(t);
+    if (v == NULL) {
+        return 0;
+    }
+
+    if (!agent_tree_decode(t, key, &n) || strlen(t->scratch) != n) {
+        json_decref(v);
+        return 0;
+    }
+
+    if (json_object_set_new_nocheck(object, t->scratch, v) != 0) {
+        return 0;
+    }
+
+    if (t->reject && json_object_size(object) == before) {
+        t->wrong = "duplicate object key";
+        return 0;
+    }
+
+    return 1;
+}
+
+/* p at the opening bracket */
+static json_t *
+agent_tree_nested(agent_tree_t *t)
+{
+    int object = *t->p == '{', good;
+    unsigned char c, close = object ? '}' : ']';
+    json_t *json, *v;
+
+    if (++t->depth > AGENT_TREE_DEPTH) {
+        return NULL;
+    }
+
+    json = object ? json_object() : json_array();
+
+    if (json == NULL) {
+        return NULL;
+    }
+
+    t->p++;
+    c = agent_tree_peek(t);
+
+    while (c != close) {
+        if (object) {
+            good = agent_tree_member(t, json);
+        } else {
+            v = agent_tree_value(t);
+            good = v != NULL && json_array_append_new(json, v) == 0;
+        }
+
+        if (!good) {
+            json_decref(json);
+            return NULL;
+        }
+
+        c = agent_tree_peek(t);
+
+        if (c == ',') {
+            t->p++;
+
+            if (agent_tree_peek(t) != close) {
+                continue;
+            }
+        }
+
+        if (c != close) {
+            json_decref(json);
+            return agent_tree_unexpected(t);
+        }
+    }
+
+    t->p++;
+    t->depth--;
+
+    return json;
+}
+
+static json_t *
+agent_tree_word(agent_tree_t *t, agent_str_t word, json_t *v)
+{
+    if (agent_between(t->p, t->end) < word.len ||
+        memcmp(t->p, word.data, word.len) != 0) {
+        return agent_tree_unexpected(t);
+    }
+
+    t->p += word.len;
+
+    return v;
+}
+
+static json_t *
+agent_tree_value(agent_tree_t *t)
+{
+    switch (agent_tree_peek(t)) {
+    case '{':
+    case '[':
+        return agent_tree_nested(t);
+    case '"':
+        return agent_tree_text(t);
+    case 't':
+        return agent_tree_word(t, AGENT_STR("true"), json_true());
+    case 'f':
+        return agent_tree_word(t, AGENT_STR("false"), json_false());
+    case 'n':
+        return agent_tree_word(t, AGENT_STR("null"), json_null());
+    default:
+        return agent_tree_number(t);
+    }
+}
+
+/* What is wrong with a text that is too long to ask jansson. */
+static void
+agent_tree_fault(const agent_tree_t *t, agent_str_t text, agent_fault_t *fault)
+{
+    const unsigned char *p = agent_start(text), *eol;
+    size_t line = 1;
+
+    for (;;) {
+        eol = memchr(p, '\n', agent_between(p, t->p));
+
+        if (eol == NULL) {
+            break;
+        }
+
+        p = eol + 1;
+        line++;
+    }
+
+    agent_fault_set(fault, AGENT_CODE_BAD_REQUEST,
+                    "the body is not valid JSON: %s at line %zu, column %zu",
+                    t->wrong, line, agent_between(p, t->p) + 1);
+}
+
+/* An object or array.  NULL: it is none where t->wrong is set, else jansson is
+ * to be asked. */
+static json_t *
+agent_json_tree(agent_tree_t *t, agent_str_t text, int reject)
+{
+    json_t *root = NULL;
+    unsigned char c;
+
+    memset(t, 0, sizeof(agent_tree_t));
+    t->p = agent_start(text);
+    t->end = t->p + text.len;
+    t->reject = reject;
+    json_get_alloc_funcs(&t->alloc, &t->release);
+
+    c = agent_tree_peek(t);
+
+    if (c == '{' || c == '[') {
+        root = agent_tree_nested(t);
+    } else {
+        (void) agent_tree_unexpected(t);
+    }
+
+    if (root != NULL && (agent_tree_peek(t), t->p != t->end)) {
+        json_decref(root);
+        root = agent_tree_unexpected(t);
+    }
+
+    t->release(t->scratch);
+    t->scratch = NULL;
+
+    return root;
+}
+
 static int
 agent_json_out_of_memory(const json_error_t *error)
 {
@@ -749,6 +1178,7 @@ agent_json_load(agent_str_t text, const agent_json_limits_t *limits,
                 agent_fault_t *fault)
 {
     json_t *root;
+    agent_tree_t t;
     json_error_t error;
 
     if (text.len == 0) {
@@ -757,6 +1187,16 @@ agent_json_load(agent_str_t text, const agent_json_limits_t *limits,
     }
 
     if (limits != NULL && !agent_json_within(text, limits, fault)) {
+        return NULL;
+    }
+
+    root = agent_json_tree(&t, text, 1);
+    if (root != NULL) {
+        return root;
+    }
+
+    if (t.wrong != NULL && text.len > AGENT_TREE_ASK) {
+        agent_tree_fault(&t, text, fault);
         return NULL;
     }
 
@@ -780,6 +1220,31 @@ agent_json_load(agent_str_t text, const agent_json_limits_t *limits,
     return root;
 }
 
+/* By our own parser or, when it cannot tell, by jansson. */
+static json_t *
+agent_json_either(agent_str_t text, json_error_t *error)
+{
+    json_t *root;
+    agent_tree_t t;
+
+    memset(error, 0, sizeof(json_error_t));
+    error->text[0] = 'x'; /* no sign of lacking memory */
+
+    root = agent_json_tree(&t, text, 0);
+    if (root != NULL || t.wrong != NULL) {
+        return root;
+    }
+
+    root = json_loadb(text.data, text.len, JSON_ALLOW_NUL, error);
+
+    if (root == NULL && json_error_code(error) == json_error_numeric_overflow) {
+        root = json_loadb(text.data, text.len,
+                          JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, error);
+    }
+
+    return root;
+}
+
 json_t *
 agent_json_load_lenient(agent_str_t text, const agent_alloc_t *alloc,
                         int *nomem)
@@ -795,11 +1260,16 @@ agent_json_load_lenient(agent_str_t text, const agent_alloc_t *alloc,
         text.len -= 3;
     }
 
+    while (text.len != 0 && agent_json_is_space(*text.data)) {
+        text.data++;
+        text.len--;
+    }
+
     if (text.len == 0) {
         return NULL;
     }
 
-    root = json_loadb(text.data, text.len, JSON_ALLOW_NUL, &error);
+    root = agent_json_either(text, &error);
     if (root != NULL) {
         return root;
     }
@@ -808,13 +1278,7 @@ agent_json_load_lenient(agent_str_t text, const agent_alloc_t *alloc,
     agent_json_sanitize(&b, text);
 
     if (agent_buf_ok(&b)) {
-        root = json_loadb(b.data, b.len, JSON_ALLOW_NUL, &error);
-
-        if (root == NULL &&
-            json_error_code(&error) == json_error_numeric_overflow) {
-            root = json_loadb(b.data, b.len,
-                              JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &error);
-        }
+        root = agent_json_either(agent_buf_str(&b), &error);
     }
 
     if (root == NULL) {
@@ -999,36 +1463,60 @@ agent_json_key_eq(agent_str_t raw, agent_str_t key)
     return i == key.len;
 }
 
-agent_rc_t
-agent_json_find(agent_str_t object, agent_str_t key, agent_str_t *value)
+void
+agent_json_members(agent_str_t object, const agent_str_t *keys,
+                   agent_str_t *values, size_t n)
 {
     const char *p, *end;
     agent_str_t name, v;
+    size_t i, found = 0;
+
+    for (i = 0; i < n; i++) {
+        values[i].data = "";
+        values[i].len = 0;
+    }
 
     p = object.len != 0 ? object.data : "";
     end = p + object.len;
 
     if (!agent_json_expect(&p, end, '{')) {
-        return AGENT_DECLINED;
+        return;
     }
 
     do {
         if (!agent_json_value(&p, end, &name) || name.data[0] != '"' ||
             !agent_json_expect(&p, end, ':') ||
             !agent_json_value(&p, end, &v)) {
-            return AGENT_DECLINED;
+            return;
         }
 
         name.data++;
         name.len -= 2;
 
-        if (agent_json_key_eq(name, key)) {
-            *value = v;
-            return AGENT_OK;
+        for (i = 0; i < n; i++) {
+            if (values[i].len == 0 && agent_json_key_eq(name, keys[i])) {
+                values[i] = v;
+                found++;
+                break;
+            }
         }
-    } while (agent_json_expect(&p, end, ','));
+    } while (found < n && agent_json_expect(&p, end, ','));
+}
 
-    return AGENT_DECLINED;
+agent_rc_t
+agent_json_find(agent_str_t object, agent_str_t key, agent_str_t *value)
+{
+    agent_str_t v;
+
+    agent_json_members(object, &key, &v, 1);
+
+    if (v.len == 0) {
+        return AGENT_DECLINED;
+    }
+
+    *value = v;
+
+    return AGENT_OK;
 }
 
 agent_rc_t

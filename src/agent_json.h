@@ -57,6 +57,10 @@ typedef struct {
     size_t max_values; /* values of any kind in the whole text, 0: no limit */
 } agent_json_limits_t;
 
+/* 1 when the text, if it is JSON, is within the limits; else 0 with *fault. */
+int agent_json_within(agent_str_t text, const agent_json_limits_t *limits,
+                      agent_fault_t *fault);
+
 /*
  * Parses one JSON text, refusing duplicate object keys and what passes the
  * limits (checked before a tree is built, in one pass over the bytes).
@@ -86,12 +90,17 @@ json_t *agent_json_load_lenient(agent_str_t text, const agent_alloc_t *alloc,
  * compared after unescaping.  AGENT_OK or AGENT_DECLINED (absent, not an
  * object).
  *
+ * agent_json_members: the same for n keys in one pass; a value that is absent
+ * becomes empty.
+ *
  * agent_json_next: iterates an array: *cursor starts as NULL; gives the next
  * element's raw bytes; AGENT_OK, or AGENT_DONE behind the last.
  */
 const char *agent_json_skip(const char *p, const char *end);
 agent_rc_t agent_json_find(agent_str_t object, agent_str_t key,
                            agent_str_t *value);
+void agent_json_members(agent_str_t object, const agent_str_t *keys,
+                        agent_str_t *values, size_t n);
 agent_rc_t agent_json_next(agent_str_t array, const char **cursor,
                            agent_str_t *value);
 

@@ -72,6 +72,7 @@ typedef struct {
     size_t ntools;
     agent_context_t *context; /* owned */
     size_t ncontext;
+    agent_str_t list;            /* raw JSON bytes of "messages" */
     agent_str_t state;           /* raw JSON bytes, empty when absent or null */
     agent_str_t forwarded_props; /* raw JSON bytes of an object, else empty */
     unsigned stripped;           /* unknown or refused members dropped */

@@ -309,6 +309,7 @@ bad("duplicate $_->[0], $_->[1] and $_->[2]",
         [ agent_cors             => 'http://localhost', 'off' ],
         [ agent_cors             => 'off',              'http://localhost' ],
         [ agent_intercept_errors => 'on',               'off' ],
+        [ agent_run_log          => 'run.log',          'off' ],
     );
 bad('duplicate agent_pass',
     { location => "agent_owner off;\nagent_pass a;\nagent_pass a; #!" },
@@ -403,6 +404,7 @@ bad("$_->[1] in $_->[0]",
         [ 'if ($arg_x)',      'agent_cors' ],
         [ 'if ($arg_x)',      'agent_heartbeat' ],
         [ 'if ($arg_x)',      'agent_intercept_errors' ],
+        [ 'if ($arg_x)',      'agent_run_log' ],
         [ 'limit_except GET', 'agent_owner' ],
         [ 'limit_except GET', 'agent_thread' ],
         [ 'limit_except GET', 'agent_cors' ],
@@ -903,6 +905,14 @@ good('agent_cors', locations(map {"agent_owner off; agent_cors $_;"}
 bad("agent_intercept_errors $_", location("agent_intercept_errors $_"),
     qr/invalid value "$_" in "agent_intercept_errors" directive, it must be/)
     for qw(yes 1 404);
+bad("agent_run_log $_", location("agent_run_log $_"),
+    qr/"agent_run_log" must be the path of a file, without variables, or "off"/)
+    for 'on', '""', 'syslog:server=127.0.0.1', '$host.log', 'run-${host}.log';
+bad("agent_run_log$_", location("agent_run_log$_"),
+    qr/invalid number of arguments in "agent_run_log" directive/)
+    for '', ' run.log buffer=32k', ' off off';
+good('agent_run_log', locations(map {"agent_owner off; agent_run_log $_;"}
+        'off', 'run.log', '%%DIR%%/run.log', '/dev/null', '"a log"'));
 good('the rest of location', locations(map {"agent_owner off; $_;"}
         'agent_intercept_errors on', 'agent_thread $arg_thread-$host',
         'agent_thread ""', map {"agent_heartbeat $_"} qw(off 100ms 15 1h)));
@@ -910,7 +920,8 @@ bad('agent_thread without a value', location('agent_thread'),
     qr/invalid number of arguments in "agent_thread" directive/);
 
 my $ALL = "agent_owner off;\nagent_thread \$host;\nagent_heartbeat 5s;\n"
-    . "agent_cors http://localhost;\nagent_intercept_errors on;\n";
+    . "agent_cors http://localhost;\nagent_intercept_errors on;\n"
+    . "agent_run_log run.log;\n";
 
 good('all in http',   { http   => $ALL, location => 'agent_pass a;' });
 good('all in server', { server => $ALL, location => 'agent_pass a;' });
@@ -976,7 +987,6 @@ bad("$_->[1] in $_->[0]", { $_->[0] => "$_->[2] #!" },
         [ server   => agent_csrf        => 'agent_csrf on;' ],
         [ location => agent_status      => 'agent_status;' ],
         [ location => agent_wire        => 'agent_wire anvia;' ],
-        [ location => agent_run_log     => 'agent_run_log runs.log;' ],
         [ location => agent_audit_log   => 'agent_audit_log a.log;' ],
         [ location => agent_chat        => 'agent_chat;' ],
         [ location => agent_pas         => 'agent_pas a;' ],

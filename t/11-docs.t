@@ -186,6 +186,7 @@ for my $place (sort keys %card) {
 events { }
 http {
 resolver 127.0.0.1;
+@{[ ($http // '') =~ /agent_replay_zone/ ? '' : 'agent_replay_zone runs:1m;' ]}
 @{[ lines_for($http, "agent_model gpt { $model\n}",
     "agent assistant { $agent\n}") ]}
 server {

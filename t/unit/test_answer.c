@@ -522,6 +522,64 @@ test_limits(void)
     collect_free(&c);
 }
 
+/* before, n times the unit, behind */
+static char *
+repeated(const char *before, const char *unit, size_t n, const char *behind)
+{
+    size_t len = strlen(before), size = strlen(unit);
+    char *s = malloc(len + n * size + strlen(behind) + 1);
+
+    memcpy(s, before, len);
+
+    for (; n > 0; n--, len += size) {
+        memcpy(s + len, unit, size);
+    }
+
+    strcpy(s + len, behind);
+
+    return s;
+}
+
+/* What would hold the loop, were it made a tree. */
+static void
+test_values(void)
+{
+    static const struct {
+        const char *type, *before, *unit;
+        size_t n;
+        const char *behind;
+        int error;
+    } bodies[] = {
+        {SSE, "data: {\"x\":[", "1,", 30000, "1]}\n\n", 0},
+        {SSE, "data: {\"x\":[", "1,", 33000, "1]}\n\n", 1},
+        {SSE, "data: {\"x\":\"", "1,", 90000, "\"}\n\n", 0},
+        {SSE, "data: {\"x\":", "[", 40000, "\n\n", 1},
+        {JSON, "{\"choices\":[{\"message\":{\"content\":\"", "[,", 90000,
+         "\"},\"finish_reason\":\"stop\"}]}", 0},
+        {JSON, "{\"x\":[", "1,", 33000, "1]}", 1},
+        {JSON, "{\"x\":\"", "abcdefgh", 600000, "\"}", 1},
+    };
+    size_t i;
+    char *body, *text;
+    collect_t c;
+
+    for (i = 0; i < sizeof(bodies) / sizeof(bodies[0]); i++) {
+        text = repeated(bodies[i].before, bodies[i].unit, bodies[i].n,
+                        bodies[i].behind);
+        body = repeated(
+            text, bodies[i].type[0] == 't' ? "data: [DONE]\n\n" : "", 1, "");
+        (void) limited(&c, 0, 0, bodies[i].type, body);
+
+        ok((c.nerror == 1 && strstr(c.fault.message, "too much at once") !=
+                                 NULL) == bodies[i].error,
+           "%zu times %s: %s", bodies[i].n, bodies[i].unit,
+           c.nerror != 0 ? c.fault.message : "no error");
+        collect_free(&c);
+        free(text);
+        free(body);
+    }
+}
+
 static void
 test_content(void)
 {
@@ -564,6 +622,7 @@ main(void)
     test_retry();
     test_retry_of_answers();
     test_limits();
+    test_values();
     test_content();
 
     return done_testing();

@@ -4,6 +4,7 @@
 
 
 #define NGX_AGENT_FEED_TICK     500
+#define NGX_AGENT_FEED_FOLD     2000           /* ms that a fold is kept */
 #define NGX_AGENT_WAKE_READERS  64
 #define NGX_AGENT_WAKE_BYTES    (512 * 1024)
 
@@ -66,6 +67,9 @@ ngx_agent_feed_remove(ngx_agent_feed_t *feed)
     }
 
     ngx_queue_remove(&feed->bucket);
+
+    ngx_agent_frames_drop(feed);
+    ngx_agent_prelude_forget(feed);
 }
 
 
@@ -277,6 +281,10 @@ ngx_agent_feed_wake_handler(ngx_event_t *ev)
         ngx_agent_subscriber_pump(s);
     }
 
+    if (feed->nsubscribers < 2) {
+        ngx_agent_frames_drop(feed);
+    }
+
     if (feed->nsubscribers == 0) {
 
         if (feed->run == NULL) {
@@ -351,6 +359,12 @@ ngx_agent_feed_tick(ngx_event_t *ev)
          q = ngx_queue_next(q))
     {
         feed = ngx_queue_data(q, ngx_agent_feed_t, queue);
+
+        if (feed->fold
+            && ngx_current_msec - feed->folded > NGX_AGENT_FEED_FOLD)
+        {
+            ngx_agent_prelude_forget(feed);
+        }
 
         if (feed->owner == 0) {
             continue;

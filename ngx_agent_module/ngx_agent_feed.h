@@ -14,6 +14,50 @@
 
 typedef struct ngx_agent_feed_s  ngx_agent_feed_t;
 
+/*
+ * Bytes that are sent to any number of readers; freed when the last reference
+ * is released.
+ */
+
+typedef struct {
+    ngx_uint_t                   refs;
+    size_t                      *counter;      /* of bytes like these; NULL */
+    size_t                       len;
+    u_char                       data[1];
+} ngx_agent_bytes_t;
+
+
+/* the frames of the events from "first" on to where "after" stands */
+
+typedef struct {
+    ngx_agent_bytes_t           *bytes;        /* NULL: none */
+    uint64_t                     first;
+    ngx_agent_reader_t           after;
+    agent_buf_t                  marks;        /* what opens and closes */
+    unsigned                     terminal:1;
+} ngx_agent_frames_t;
+
+#define NGX_AGENT_FRAMES  4
+
+
+/* what stands for the events before "seq", for all who need it there */
+
+typedef struct {
+    ngx_agent_bytes_t           *bytes;        /* NULL: none */
+    uint64_t                     seq;
+    agent_buf_t                  marks;
+} ngx_agent_snapshot_t;
+
+
+/* an event without an envelope: this, the id, the body */
+
+typedef struct {
+    uint32_t                     type;
+    uint32_t                     id_len;
+    uint32_t                     body_len;
+} ngx_agent_checked_t;
+
+
 struct ngx_agent_feed_s {
     ngx_queue_t                  bucket;       /* by key, the newest first */
     u_char                       key[NGX_AGENT_KEY_LEN];
@@ -28,6 +72,15 @@ struct ngx_agent_feed_s {
     size_t                       turn;         /* bytes told in this turn */
     unsigned                     news:1;       /* since the last wake */
     unsigned                     partial:1;    /* not all were told yet */
+
+    ngx_agent_frames_t           frames[NGX_AGENT_FRAMES];
+                                               /* for readers side by side */
+    ngx_uint_t                   next_frames;
+
+    ngx_agent_snapshot_t         snapshot;
+    agent_fold_t                *fold;         /* of a run elsewhere */
+    ngx_agent_reader_t           fold_reader;
+    ngx_msec_t                   folded;       /* when it was last needed */
 
     /* of a run that is not of this worker */
 
@@ -67,6 +120,32 @@ void ngx_agent_feed_wake(ngx_agent_feed_t *feed);
 
 /* somebody rang for the runs of this index (ngx_agent_bell_index()), or all */
 void ngx_agent_feeds_rung(ngx_uint_t run, ngx_uint_t all);
+
+
+/* ngx_agent_frames.c: bytes on their way */
+
+/* one reference is the caller's; "counter" has their number added as long as
+ * they live.  NULL: no memory */
+ngx_agent_bytes_t *ngx_agent_bytes_create(const void *p, size_t n,
+    size_t *counter);
+void ngx_agent_bytes_release(ngx_agent_bytes_t *bytes);
+
+/* a buffer of these bytes, with a reference of its own; when it was sent,
+ * ngx_agent_bytes_done() gives that back */
+ngx_chain_t *ngx_agent_bytes_chain(ngx_pool_t *pool, ngx_chain_t **free,
+    ngx_agent_bytes_t *bytes);
+void ngx_agent_bytes_done(ngx_buf_t *b);
+
+/*
+ * The frames that follow reader->seq: NGX_OK with a reference to *bytes, the
+ * reader has moved and "open" knows what they open; NGX_DONE: nothing new;
+ * else as of read().
+ */
+ngx_int_t ngx_agent_frames_read(ngx_agent_feed_t *feed,
+    ngx_agent_reader_t *reader, agent_open_t *open,
+    ngx_agent_bytes_t **bytes, ngx_uint_t *terminal);
+
+void ngx_agent_frames_drop(ngx_agent_feed_t *feed);
 
 
 #endif /* _NGX_AGENT_FEED_H_INCLUDED_ */

@@ -16,29 +16,24 @@
 #define NGX_AGENT_CHECK_RETRY   1000
 
 
+/* frames being made */
+
 typedef struct {
-    agent_buf_t             *out;
-    agent_open_t            *open;      /* NULL: these events close it */
+    agent_buf_t              out;
+    agent_buf_t             *marks;     /* NULL: not wanted */
     size_t                   last;      /* where the last frame begins */
 } ngx_agent_prelude_t;
 
 
+/* events being folded */
+
 typedef struct {
-    ngx_agent_subscriber_t  *subscriber;
-    ngx_uint_t               end;       /* the terminal event too */
+    agent_fold_t            *fold;
+    ngx_agent_subscriber_t  *answer;    /* NULL: up to the terminal event */
+    size_t                   folded;
     unsigned                 again:1;
-    unsigned                 stopped:1;
     agent_rc_t               rc;
 } ngx_agent_fold_ctx_t;
-
-
-/* an event in a checkpoint: this, the id, the body */
-
-typedef struct {
-    uint32_t                 type;
-    uint32_t                 id_len;
-    uint32_t                 body_len;
-} ngx_agent_checked_t;
 
 
 static ngx_int_t ngx_agent_prelude_here(ngx_agent_subscriber_t *s);
@@ -46,7 +41,7 @@ static ngx_int_t ngx_agent_prelude_elsewhere(ngx_agent_subscriber_t *s);
 static ngx_int_t ngx_agent_prelude_checked(ngx_agent_subscriber_t *s);
 
 
-/* bytes of preludes on their way, in this worker */
+/* bytes of preludes that are kept, in this worker */
 
 static size_t  ngx_agent_preludes;
 
@@ -110,99 +105,224 @@ ngx_agent_prelude(ngx_agent_subscriber_t *s)
 }
 
 
+/* --- frames ------------------------------------------------------------- */
+
 static agent_rc_t
 ngx_agent_prelude_frame(void *data, const agent_event_t *ev)
 {
     ngx_agent_prelude_t *p = data;
 
-    if (p->open && agent_open_note(p->open, ev) != AGENT_OK) {
-        return AGENT_NOMEM;
+    ngx_agent_checked_t  mark;
+
+    if (p->marks) {
+        mark.type = ev->type;
+        mark.id_len = (uint32_t) ev->id.len;
+        mark.body_len = 0;
+
+        agent_buf_add(p->marks, &mark, sizeof(ngx_agent_checked_t));
+        agent_buf_add_str(p->marks, ev->id);
+
+        if (!agent_buf_ok(p->marks)) {
+            return AGENT_NOMEM;
+        }
     }
 
-    p->last = p->out->len;
+    p->last = p->out.len;
 
-    agent_buf_add_lit(p->out, "data: ");
-    agent_event_json(p->out, ev);
-    agent_buf_add_lit(p->out, "\n\n");
+    agent_buf_add_lit(&p->out, "data: ");
+    agent_event_json(&p->out, ev);
+    agent_buf_add_lit(&p->out, "\n\n");
 
-    return agent_buf_ok(p->out) ? AGENT_OK : AGENT_NOMEM;
+    return agent_buf_ok(&p->out) ? AGENT_OK : AGENT_NOMEM;
 }
 
 
-/* first the END of what the client holds open: it may have come in the gap */
+/* of a prelude for a whole run only its first event */
 
 static agent_rc_t
-ngx_agent_prelude_begin(ngx_agent_subscriber_t *s, ngx_agent_prelude_t *p,
-    agent_buf_t *out)
+ngx_agent_prelude_first(void *data, const agent_event_t *ev)
 {
     agent_rc_t  rc;
 
-    agent_buf_init(out, &agent_alloc_libc);
+    rc = ngx_agent_prelude_frame(data, ev);
 
-    p->out = out;
-    p->open = NULL;
+    return rc == AGENT_OK ? AGENT_DONE : rc;
+}
+
+
+static void
+ngx_agent_prelude_init(ngx_agent_prelude_t *p, agent_buf_t *marks)
+{
+    agent_buf_init(&p->out, &agent_alloc_libc);
+
+    p->marks = marks;
     p->last = 0;
+}
 
-    rc = agent_open_close(&s->open, ngx_agent_prelude_frame, p);
 
-    p->open = &s->open;
+/* the last frame gets the id of the place that all of it stands for */
 
-    return rc;
+static ngx_int_t
+ngx_agent_prelude_id(ngx_agent_prelude_t *p, ngx_agent_feed_t *feed,
+    uint64_t seq)
+{
+    char    cursor[AGENT_CURSOR_MAX];
+    size_t  n, tail;
+
+    if (p->out.len == 0 || seq == 0) {
+        return NGX_OK;
+    }
+
+    n = agent_cursor_print(cursor, feed->store->generation(feed->events),
+                           seq - 1);
+
+    tail = p->out.len - p->last;
+
+    agent_buf_reserve(&p->out, n + 5);
+
+    if (!agent_buf_ok(&p->out)) {
+        return NGX_ERROR;
+    }
+
+    ngx_memmove(p->out.data + p->last + n + 5, p->out.data + p->last, tail);
+    ngx_memcpy(p->out.data + p->last, "id: ", 4);
+    ngx_memcpy(p->out.data + p->last + 4, cursor, n);
+    p->out.data[p->last + 4 + n] = LF;
+    p->out.len += n + 5;
+
+    return NGX_OK;
+}
+
+
+/* --- the part that all readers at one place share ----------------------- */
+
+void
+ngx_agent_prelude_forget(ngx_agent_feed_t *feed)
+{
+    ngx_agent_snapshot_t  *snapshot;
+
+    agent_fold_destroy(feed->fold);
+    feed->fold = NULL;
+
+    snapshot = &feed->snapshot;
+
+    if (snapshot->bytes) {
+        ngx_agent_bytes_release(snapshot->bytes);
+        snapshot->bytes = NULL;
+    }
+
+    agent_buf_free(&snapshot->marks);
+}
+
+
+/* what was made becomes the feed's snapshot of what was before "seq" */
+
+static ngx_int_t
+ngx_agent_prelude_keep(ngx_agent_feed_t *feed, ngx_agent_prelude_t *p,
+    agent_buf_t *marks, agent_rc_t rc, uint64_t seq)
+{
+    ngx_agent_snapshot_t  *snapshot;
+
+    snapshot = &feed->snapshot;
+
+    if (snapshot->bytes) {
+        ngx_agent_bytes_release(snapshot->bytes);
+        snapshot->bytes = NULL;
+    }
+
+    agent_buf_free(&snapshot->marks);
+
+    if (rc != AGENT_OK || ngx_agent_prelude_id(p, feed, seq) != NGX_OK) {
+        goto failed;
+    }
+
+    snapshot->bytes = ngx_agent_bytes_create(p->out.data, p->out.len,
+                                             &ngx_agent_preludes);
+
+    if (snapshot->bytes == NULL) {
+        goto failed;
+    }
+
+    snapshot->seq = seq;
+    snapshot->marks = *marks;
+
+    agent_buf_free(&p->out);
+
+    return NGX_OK;
+
+failed:
+
+    agent_buf_free(&p->out);
+    agent_buf_free(marks);
+
+    return NGX_ERROR;
 }
 
 
 /*
- * The frames are there and stand for the events before "seq": the id of that
- * place goes with the last of them.
+ * The reader's own part: the END of what its client holds open, it may have
+ * come in the gap, and RUN_STARTED for a client that has not seen it.  Then it
+ * takes the feed's snapshot and stands behind it.
  */
 
 static ngx_int_t
-ngx_agent_prelude_done(ngx_agent_subscriber_t *s, ngx_agent_prelude_t *p,
-    agent_rc_t rc, uint64_t seq)
+ngx_agent_prelude_take(ngx_agent_subscriber_t *s, ngx_agent_prelude_t *p,
+    agent_rc_t rc)
 {
-    char               cursor[AGENT_CURSOR_MAX];
-    size_t             n, tail;
-    agent_buf_t       *out;
-    ngx_agent_feed_t  *feed;
+    char                  *pos, *end;
+    uint64_t               seq;
+    agent_event_t          ev;
+    ngx_agent_feed_t      *feed;
+    ngx_agent_checked_t    mark;
+    ngx_agent_snapshot_t  *snapshot;
 
-    out = p->out;
     feed = s->feed;
+    snapshot = &feed->snapshot;
+    seq = snapshot->seq;
 
-    if (rc != AGENT_OK) {
-        agent_buf_free(out);
-        return NGX_ERROR;
+    pos = snapshot->marks.data;
+    end = pos + snapshot->marks.len;
+
+    ngx_memzero(&ev, sizeof(agent_event_t));
+
+    while (rc == AGENT_OK && pos < end) {
+        ngx_memcpy(&mark, pos, sizeof(ngx_agent_checked_t));
+        pos += sizeof(ngx_agent_checked_t);
+
+        ev.type = mark.type;
+        ev.id.data = pos;
+        ev.id.len = mark.id_len;
+        pos += mark.id_len;
+
+        rc = agent_open_note(&s->open, &ev);
     }
 
-    if (out->len && seq) {
-        n = agent_cursor_print(cursor, feed->store->generation(feed->events),
-                               seq - 1);
+    /* nothing was said and nothing sent: the id goes to RUN_STARTED */
 
-        /* "id: " goes in front of the last frame */
-
-        tail = out->len - p->last;
-
-        agent_buf_reserve(out, n + 5);
-
-        if (!agent_buf_ok(out)) {
-            agent_buf_free(out);
-            return NGX_ERROR;
-        }
-
-        ngx_memmove(out->data + p->last + n + 5, out->data + p->last, tail);
-        ngx_memcpy(out->data + p->last, "id: ", 4);
-        ngx_memcpy(out->data + p->last + 4, cursor, n);
-        out->data[p->last + 4 + n] = LF;
-        out->len += n + 5;
-
-        s->begun = 1;
+    if (rc != AGENT_OK
+        || (snapshot->bytes->len == 0
+            && ngx_agent_prelude_id(p, feed, seq) != NGX_OK))
+    {
+        agent_buf_free(&p->out);
+        return NGX_ERROR;
     }
 
     ngx_agent_prelude_drop(s);
 
-    s->prelude = *out;
+    s->prelude = p->out;
 
-    ngx_agent_preludes += out->cap;
-    feed->turn += out->len;
+    ngx_agent_preludes += p->out.cap;
+    feed->turn += p->out.len + snapshot->bytes->len;
+
+    if (snapshot->bytes->len) {
+        s->snapshot = snapshot->bytes;
+        s->snapshot->refs++;
+        s->snapshot_sent = 0;
+    }
+
+    if (p->out.len || snapshot->bytes->len) {
+        s->begun = 1;
+    }
 
     feed->store->seek(feed->events, &s->reader, seq);
 
@@ -242,7 +362,7 @@ ngx_agent_prelude_here(ngx_agent_subscriber_t *s)
     ngx_int_t             rc;
     agent_rc_t            arc;
     agent_str_t           input;
-    agent_buf_t           out;
+    agent_buf_t           marks;
     agent_run_info_t      info;
     ngx_agent_run_t      *run;
     ngx_agent_feed_t     *feed;
@@ -272,14 +392,31 @@ ngx_agent_prelude_here(ngx_agent_subscriber_t *s)
         seq--;                                  /* the terminal event */
     }
 
-    arc = ngx_agent_prelude_begin(s, &p, &out);
+    if (feed->snapshot.bytes == NULL || feed->snapshot.seq != seq) {
 
-    if (arc == AGENT_OK) {
-        arc = agent_encoder_prelude(run->encoder, input, (int) s->begun,
+        agent_buf_init(&marks, &agent_alloc_libc);
+        ngx_agent_prelude_init(&p, &marks);
+
+        arc = agent_encoder_prelude(run->encoder, input, 1,
                                     ngx_agent_prelude_frame, &p);
+
+        if (ngx_agent_prelude_keep(feed, &p, &marks, arc, seq) != NGX_OK) {
+            return NGX_ERROR;
+        }
     }
 
-    return ngx_agent_prelude_done(s, &p, arc, seq);
+    ngx_agent_prelude_init(&p, NULL);
+
+    arc = agent_open_close(&s->open, ngx_agent_prelude_frame, &p);
+
+    if (arc == AGENT_OK && !s->begun) {
+        arc = agent_encoder_prelude(run->encoder, input, 0,
+                                    ngx_agent_prelude_first, &p);
+
+        arc = (arc == AGENT_DONE) ? AGENT_OK : arc;
+    }
+
+    return ngx_agent_prelude_take(s, &p, arc);
 }
 
 
@@ -293,21 +430,20 @@ ngx_agent_prelude_fold_event(void *data, uint64_t generation, uint64_t seq,
 
     ngx_agent_subscriber_t  *s;
 
-    s = f->subscriber;
+    s = f->answer;
 
-    if (agent_event_is_terminal(ev->type) && !f->end) {
-        f->stopped = 1;
+    if (agent_event_is_terminal(ev->type) && s == NULL) {
         return AGENT_ABORTED;
     }
 
-    if (s->folded > NGX_AGENT_PRELUDE_FOLD) {
+    if (f->folded > NGX_AGENT_PRELUDE_FOLD) {
         f->again = 1;
         return AGENT_ABORTED;
     }
 
-    s->folded += ev->id.len + ev->body.len + 64;
+    f->folded += ev->id.len + ev->body.len + 64;
 
-    f->rc = agent_fold_event(s->fold, ev);
+    f->rc = agent_fold_event(f->fold, ev);
 
     if (f->rc != AGENT_OK) {
         return AGENT_ABORTED;
@@ -333,34 +469,31 @@ ngx_agent_prelude_fold_event(void *data, uint64_t generation, uint64_t seq,
 }
 
 
-ngx_int_t
-ngx_agent_prelude_fold(ngx_agent_subscriber_t *s, ngx_uint_t end)
+static ngx_int_t
+ngx_agent_prelude_read(ngx_agent_feed_t *feed, agent_fold_t **fold,
+    ngx_agent_reader_t *reader, ngx_agent_subscriber_t *answer)
 {
     ngx_int_t              rc;
-    ngx_agent_feed_t      *feed;
     ngx_agent_fold_ctx_t   f;
 
-    feed = s->feed;
-
-    if (s->fold == NULL) {
-        s->fold = agent_fold_create(ngx_agent_str(&feed->thread),
-                                    ngx_agent_str(&feed->id),
-                                    &agent_alloc_libc);
-        if (s->fold == NULL) {
+    if (*fold == NULL) {
+        *fold = agent_fold_create(ngx_agent_str(&feed->thread),
+                                  ngx_agent_str(&feed->id),
+                                  &agent_alloc_libc);
+        if (*fold == NULL) {
             return NGX_ERROR;
         }
 
-        feed->store->seek(feed->events, &s->reader, 0);
+        feed->store->seek(feed->events, reader, 0);
     }
 
     ngx_memzero(&f, sizeof(ngx_agent_fold_ctx_t));
 
-    f.subscriber = s;
-    f.end = end;
-    s->folded = 0;
+    f.fold = *fold;
+    f.answer = answer;
 
-    rc = feed->store->read(feed->events, &s->reader,
-                           ngx_agent_prelude_fold_event, &f);
+    rc = feed->store->read(feed->events, reader, ngx_agent_prelude_fold_event,
+                           &f);
 
     if (f.rc != AGENT_OK || rc == NGX_ERROR) {
         return NGX_ERROR;
@@ -374,66 +507,87 @@ ngx_agent_prelude_fold(ngx_agent_subscriber_t *s, ngx_uint_t end)
 }
 
 
-static void
-ngx_agent_prelude_unfold(ngx_agent_subscriber_t *s)
+ngx_int_t
+ngx_agent_prelude_answer(ngx_agent_subscriber_t *s)
 {
-    agent_fold_destroy(s->fold);
-    s->fold = NULL;
+    return ngx_agent_prelude_read(s->feed, &s->fold, &s->reader, s);
 }
 
+
+/* the feed's fold goes on from where the last reader needed it */
 
 static ngx_int_t
 ngx_agent_prelude_elsewhere(ngx_agent_subscriber_t *s)
 {
+    uint64_t              seq;
     ngx_int_t             rc;
     agent_rc_t            arc;
-    agent_buf_t           kept, input, out;
+    agent_buf_t           kept, input, marks;
     ngx_agent_feed_t     *feed;
     ngx_agent_prelude_t   p;
 
     feed = s->feed;
+    feed->folded = ngx_current_msec;
 
-    rc = ngx_agent_prelude_fold(s, 0);
+    rc = ngx_agent_prelude_read(feed, &feed->fold, &feed->fold_reader, NULL);
 
     if (rc == NGX_AGAIN) {
         return NGX_AGAIN;
     }
 
     if (rc != NGX_OK) {
-        ngx_agent_prelude_unfold(s);
+        ngx_agent_prelude_forget(feed);
 
         return rc == NGX_DECLINED ? ngx_agent_prelude_checked(s) : rc;
     }
 
-    agent_buf_init(&kept, &agent_alloc_libc);
-    agent_buf_init(&input, &agent_alloc_libc);
+    seq = feed->fold_reader.seq;
 
-    rc = feed->store->kept(feed->events, 0, &kept);
+    if (feed->snapshot.bytes == NULL || feed->snapshot.seq != seq) {
 
-    if (rc == NGX_OK) {
-        rc = ngx_agent_kept_input(agent_buf_str(&kept), &input);
-    }
+        agent_buf_init(&kept, &agent_alloc_libc);
+        agent_buf_init(&input, &agent_alloc_libc);
 
-    agent_buf_free(&kept);
+        rc = feed->store->kept(feed->events, 0, &kept);
 
-    if (rc != NGX_OK) {
+        if (rc == NGX_OK) {
+            rc = ngx_agent_kept_input(agent_buf_str(&kept), &input);
+        }
+
+        agent_buf_free(&kept);
+
+        if (rc != NGX_OK) {
+            agent_buf_free(&input);
+            ngx_agent_prelude_forget(feed);
+
+            return rc == NGX_DECLINED ? ngx_agent_prelude_whole(s, 1) : rc;
+        }
+
+        agent_buf_init(&marks, &agent_alloc_libc);
+        ngx_agent_prelude_init(&p, &marks);
+
+        arc = agent_fold_prelude(feed->fold, agent_buf_str(&input), 1,
+                                 ngx_agent_prelude_frame, &p);
+
         agent_buf_free(&input);
-        ngx_agent_prelude_unfold(s);
 
-        return rc == NGX_DECLINED ? ngx_agent_prelude_whole(s, 1) : rc;
+        if (ngx_agent_prelude_keep(feed, &p, &marks, arc, seq) != NGX_OK) {
+            return NGX_ERROR;
+        }
     }
 
-    arc = ngx_agent_prelude_begin(s, &p, &out);
+    ngx_agent_prelude_init(&p, NULL);
 
-    if (arc == AGENT_OK) {
-        arc = agent_fold_prelude(s->fold, agent_buf_str(&input),
-                                 (int) s->begun, ngx_agent_prelude_frame, &p);
+    arc = agent_open_close(&s->open, ngx_agent_prelude_frame, &p);
+
+    if (arc == AGENT_OK && !s->begun) {
+        arc = agent_fold_prelude(feed->fold, AGENT_STR(""), 0,
+                                 ngx_agent_prelude_first, &p);
+
+        arc = (arc == AGENT_DONE) ? AGENT_OK : arc;
     }
 
-    agent_buf_free(&input);
-    ngx_agent_prelude_unfold(s);
-
-    return ngx_agent_prelude_done(s, &p, arc, s->reader.seq);
+    return ngx_agent_prelude_take(s, &p, arc);
 }
 
 
@@ -464,8 +618,8 @@ ngx_agent_prelude_checkpoint(ngx_agent_run_t *run)
     agent_str_t  input;
     agent_buf_t  b;
 
-    if (ngx_current_msec - run->checked < NGX_AGENT_CHECK_RETRY
-        && run->checked)
+    if (run->checked
+        && ngx_current_msec - run->checked < NGX_AGENT_CHECK_RETRY)
     {
         return;
     }
@@ -489,18 +643,52 @@ ngx_agent_prelude_checkpoint(ngx_agent_run_t *run)
 }
 
 
+/* reads the events of a checkpoint: RUN_STARTED or what follows it */
+
+static agent_rc_t
+ngx_agent_prelude_replay(agent_buf_t *kept, ngx_uint_t started,
+    ngx_agent_prelude_t *p)
+{
+    char                 *pos, *end;
+    agent_rc_t            rc;
+    agent_event_t         ev;
+    ngx_agent_checked_t   c;
+
+    rc = AGENT_OK;
+    pos = kept->data;
+    end = pos + kept->len;
+
+    while (rc == AGENT_OK && pos < end) {
+
+        ngx_memcpy(&c, pos, sizeof(c));
+        pos += sizeof(c);
+
+        ev.type = c.type;
+        ev.id.data = pos;
+        ev.id.len = c.id_len;
+        ev.body.data = pos + c.id_len;
+        ev.body.len = c.body_len;
+
+        pos += c.id_len + c.body_len;
+
+        if ((ev.type == AGENT_EV_RUN_STARTED) == started) {
+            rc = ngx_agent_prelude_frame(p, &ev);
+        }
+    }
+
+    return rc;
+}
+
+
 static ngx_int_t
 ngx_agent_prelude_checked(ngx_agent_subscriber_t *s)
 {
-    char                 *p, *end;
     ngx_int_t             rc;
     agent_rc_t            arc;
-    agent_buf_t           kept, out;
-    agent_event_t         ev;
+    agent_buf_t           kept, marks;
     agent_run_info_t      info;
     ngx_agent_feed_t     *feed;
-    ngx_agent_prelude_t   prelude;
-    ngx_agent_checked_t   c;
+    ngx_agent_prelude_t   p;
 
     feed = s->feed;
 
@@ -529,32 +717,30 @@ ngx_agent_prelude_checked(ngx_agent_subscriber_t *s)
                                        "the run is kept");
     }
 
-    arc = ngx_agent_prelude_begin(s, &prelude, &out);
+    if (feed->snapshot.bytes == NULL || feed->snapshot.seq != info.check_seq) {
 
-    p = kept.data;
-    end = p + kept.len;
+        agent_buf_init(&marks, &agent_alloc_libc);
+        ngx_agent_prelude_init(&p, &marks);
 
-    while (arc == AGENT_OK && p < end) {
+        arc = ngx_agent_prelude_replay(&kept, 0, &p);
 
-        ngx_memcpy(&c, p, sizeof(c));
-        p += sizeof(c);
-
-        ev.type = c.type;
-        ev.id.data = p;
-        ev.id.len = c.id_len;
-        ev.body.data = p + c.id_len;
-        ev.body.len = c.body_len;
-
-        p += c.id_len + c.body_len;
-
-        if (ev.type == AGENT_EV_RUN_STARTED && s->begun) {
-            continue;
+        if (ngx_agent_prelude_keep(feed, &p, &marks, arc, info.check_seq)
+            != NGX_OK)
+        {
+            agent_buf_free(&kept);
+            return NGX_ERROR;
         }
+    }
 
-        arc = ngx_agent_prelude_frame(&prelude, &ev);
+    ngx_agent_prelude_init(&p, NULL);
+
+    arc = agent_open_close(&s->open, ngx_agent_prelude_frame, &p);
+
+    if (arc == AGENT_OK && !s->begun) {
+        arc = ngx_agent_prelude_replay(&kept, 1, &p);
     }
 
     agent_buf_free(&kept);
 
-    return ngx_agent_prelude_done(s, &prelude, arc, info.check_seq);
+    return ngx_agent_prelude_take(s, &p, arc);
 }

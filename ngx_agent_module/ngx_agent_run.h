@@ -169,9 +169,10 @@ struct ngx_agent_subscriber_s {
     ngx_msec_t                   sent;         /* when bytes last left */
 
     agent_fold_t                *fold;         /* of a run elsewhere */
-    size_t                       folded;       /* bytes in this turn */
     agent_buf_t                  prelude;      /* frames to go first */
     size_t                       prelude_sent;
+    ngx_agent_bytes_t           *snapshot;     /* and then; NULL: none */
+    size_t                       snapshot_sent;
     agent_fault_t               *fault;        /* of a run elsewhere */
 
     unsigned                     head:1;       /* has been sent */
@@ -191,21 +192,20 @@ void ngx_agent_subscriber_attach(ngx_http_request_t *r, ngx_agent_feed_t *feed,
 /* writes what can be written; may finalize the request and detach */
 void ngx_agent_subscriber_pump(ngx_agent_subscriber_t *s);
 
-void ngx_agent_subscriber_exit_process(void);
-
 
 /* ngx_agent_prelude.c: what a reader that lost its place is told first */
 
 /*
- * Makes s->prelude, which stands for the events before s->reader.seq.  NGX_OK;
+ * Makes s->prelude and s->snapshot, which stand for the events before
+ * s->reader.seq.  NGX_OK;
  * NGX_AGAIN: not all is read yet, call it in the next turn; NGX_DECLINED: a
  * last word was put there instead; NGX_ERROR.
  */
 ngx_int_t ngx_agent_prelude(ngx_agent_subscriber_t *s);
 
-/* folds what is new of a run elsewhere, as far as a turn allows: NGX_OK: all,
- * NGX_AGAIN, NGX_DECLINED: events are missing, NGX_ERROR */
-ngx_int_t ngx_agent_prelude_fold(ngx_agent_subscriber_t *s, ngx_uint_t end);
+/* s->fold gets what is new of a run elsewhere, as far as a turn allows: NGX_OK:
+ * all, NGX_AGAIN, NGX_DECLINED: events are missing, NGX_ERROR */
+ngx_int_t ngx_agent_prelude_answer(ngx_agent_subscriber_t *s);
 
 /* a terminal event of this reader only, it is not in the log: NGX_DECLINED, or
  * NGX_ERROR when there is no memory for it */
@@ -213,6 +213,7 @@ ngx_int_t ngx_agent_prelude_last_word(ngx_agent_subscriber_t *s,
     agent_code_t code, const char *message);
 
 void ngx_agent_prelude_drop(ngx_agent_subscriber_t *s);
+void ngx_agent_prelude_forget(ngx_agent_feed_t *feed);
 
 /* what readers elsewhere will need when the run's oldest events go */
 void ngx_agent_prelude_checkpoint(ngx_agent_run_t *run);

@@ -10,19 +10,9 @@
 #include "ngx_agent_run.h"
 
 
-#define NGX_AGENT_BLOCK        16384
-#define NGX_AGENT_SPARE        64
+#define NGX_AGENT_PIECE        16384
 #define NGX_AGENT_WAKE_BYTES   (64 * 1024)
 #define NGX_AGENT_HEAD_DELAY   1000
-
-
-typedef struct {
-    ngx_agent_subscriber_t  *subscriber;
-    u_char                  *pos;
-    u_char                  *end;
-    size_t                   need;      /* of an event larger than a block */
-    unsigned                 failed:1;  /* no memory */
-} ngx_agent_fill_t;
 
 
 static void ngx_agent_subscriber_cleanup(void *data);
@@ -46,106 +36,6 @@ static void ngx_agent_subscriber_more_handler(ngx_event_t *ev);
 static void ngx_agent_subscriber_heartbeat(ngx_agent_subscriber_t *s);
 
 
-/* --- blocks: memory of the bytes on their way, given back when sent ----- */
-
-static u_char      *ngx_agent_blocks;
-static ngx_uint_t   ngx_agent_nblocks;
-
-
-static u_char *
-ngx_agent_block_alloc(size_t size)
-{
-    u_char  *p;
-
-    if (size <= NGX_AGENT_BLOCK && ngx_agent_blocks) {
-        p = ngx_agent_blocks;
-        ngx_memcpy(&ngx_agent_blocks, p, sizeof(u_char *));
-        ngx_agent_nblocks--;
-
-        return p;
-    }
-
-    return ngx_alloc(ngx_max(size, NGX_AGENT_BLOCK), ngx_cycle->log);
-}
-
-
-static void
-ngx_agent_block_free(ngx_buf_t *b)
-{
-    if (b->start == NULL) {
-        return;
-    }
-
-    if (NGX_AGENT_KEEP_FREE && b->end - b->start == NGX_AGENT_BLOCK
-        && ngx_agent_nblocks < NGX_AGENT_SPARE)
-    {
-        ngx_memcpy(b->start, &ngx_agent_blocks, sizeof(u_char *));
-        ngx_agent_blocks = b->start;
-        ngx_agent_nblocks++;
-
-    } else {
-        ngx_free(b->start);
-    }
-
-    b->start = NULL;
-    b->pos = NULL;
-    b->last = NULL;
-    b->end = NULL;
-}
-
-
-void
-ngx_agent_subscriber_exit_process(void)
-{
-    u_char  *p;
-
-    while (ngx_agent_blocks) {
-        p = ngx_agent_blocks;
-        ngx_memcpy(&ngx_agent_blocks, p, sizeof(u_char *));
-
-        ngx_free(p);
-    }
-
-    ngx_agent_nblocks = 0;
-}
-
-
-static ngx_chain_t *
-ngx_agent_subscriber_buf(ngx_agent_subscriber_t *s, size_t size)
-{
-    u_char       *p;
-    ngx_buf_t    *b;
-    ngx_chain_t  *cl;
-
-    cl = ngx_chain_get_free_buf(s->request->pool, &s->free);
-    if (cl == NULL) {
-        return NULL;
-    }
-
-    p = ngx_agent_block_alloc(size);
-
-    if (p == NULL) {
-        cl->next = s->free;
-        s->free = cl;
-        return NULL;
-    }
-
-    b = cl->buf;
-
-    ngx_memzero(b, sizeof(ngx_buf_t));
-
-    b->start = p;
-    b->pos = p;
-    b->last = p;
-    b->end = p + ngx_max(size, NGX_AGENT_BLOCK);
-    b->temporary = 1;
-    b->flush = 1;
-    b->tag = (ngx_buf_tag_t) &ngx_http_agent_module;
-
-    return cl;
-}
-
-
 static void
 ngx_agent_subscriber_recycle(ngx_agent_subscriber_t *s, ngx_chain_t **out)
 {
@@ -155,8 +45,27 @@ ngx_agent_subscriber_recycle(ngx_agent_subscriber_t *s, ngx_chain_t **out)
                             (ngx_buf_tag_t) &ngx_http_agent_module);
 
     for (cl = s->free; cl && cl->buf->start; cl = cl->next) {
-        ngx_agent_block_free(cl->buf);
+        ngx_agent_bytes_done(cl->buf);
     }
+}
+
+
+/* bytes to send; their reference is taken over */
+
+static ngx_chain_t *
+ngx_agent_subscriber_buf(ngx_agent_subscriber_t *s, ngx_agent_bytes_t *bytes)
+{
+    ngx_chain_t  *cl;
+
+    if (bytes == NULL) {
+        return NULL;
+    }
+
+    cl = ngx_agent_bytes_chain(s->request->pool, &s->free, bytes);
+
+    ngx_agent_bytes_release(bytes);
+
+    return cl;
 }
 
 
@@ -203,7 +112,7 @@ ngx_agent_subscriber_attach(ngx_http_request_t *r, ngx_agent_feed_t *feed,
 
     /*
      * Two ends: the request's, when it must leave the feed, and its pool's,
-     * when no filter refers to the blocks any more.
+     * when no filter refers to the bytes any more.
      */
 
     cln->handler = (ngx_http_cleanup_pt) ngx_agent_subscriber_detach;
@@ -366,18 +275,20 @@ ngx_agent_subscriber_cleanup(void *data)
     ngx_chain_t  *cl;
 
     for (cl = s->busy; cl; cl = cl->next) {
-        if (cl->buf->tag == (ngx_buf_tag_t) &ngx_http_agent_module) {
-            ngx_agent_block_free(cl->buf);
-        }
+        ngx_agent_bytes_done(cl->buf);
     }
 
     for (cl = s->free; cl; cl = cl->next) {
-        ngx_agent_block_free(cl->buf);
+        ngx_agent_bytes_done(cl->buf);
     }
 
     ngx_agent_prelude_drop(s);
     agent_open_free(&s->open);
     agent_fold_destroy(s->fold);
+
+    if (s->snapshot) {
+        ngx_agent_bytes_release(s->snapshot);
+    }
 }
 
 
@@ -638,7 +549,7 @@ ngx_agent_subscriber_answer_elsewhere(ngx_agent_subscriber_t *s)
     ngx_int_t    rc;
     agent_buf_t  b;
 
-    rc = ngx_agent_prelude_fold(s, 1);
+    rc = ngx_agent_prelude_answer(s);
 
     if (rc == NGX_AGAIN) {
         ngx_agent_subscriber_more(s);
@@ -837,38 +748,35 @@ ngx_agent_subscriber_stream(ngx_agent_subscriber_t *s)
 }
 
 
-/* one event of the log: its frame, if it still fits */
+/* a piece of the snapshot that all readers at this place share */
 
-static agent_rc_t
-ngx_agent_subscriber_frame(void *data, uint64_t generation, uint64_t seq,
-    const agent_event_t *ev)
+static ngx_chain_t *
+ngx_agent_subscriber_snapshot(ngx_agent_subscriber_t *s)
 {
-    ngx_agent_fill_t *fill = data;
+    size_t              n;
+    ngx_chain_t        *cl;
+    ngx_agent_bytes_t  *bytes;
 
-    size_t  len;
+    bytes = s->snapshot;
 
-    len = agent_frame_agui_len(ev);
-
-    if (len > (size_t) (fill->end - fill->pos)) {
-        fill->need = len;
-        return AGENT_ABORTED;
+    cl = ngx_agent_bytes_chain(s->request->pool, &s->free, bytes);
+    if (cl == NULL) {
+        return NULL;
     }
 
-    if (!agent_event_is_delta(ev->type)
-        && agent_open_note(&fill->subscriber->open, ev) != AGENT_OK)
-    {
-        fill->failed = 1;
-        return AGENT_NOMEM;
+    n = ngx_min(bytes->len - s->snapshot_sent, NGX_AGENT_PIECE);
+
+    cl->buf->pos = bytes->data + s->snapshot_sent;
+    cl->buf->last = cl->buf->pos + n;
+
+    s->snapshot_sent += n;
+
+    if (s->snapshot_sent == bytes->len) {
+        s->snapshot = NULL;
+        ngx_agent_bytes_release(bytes);
     }
 
-    fill->pos = (u_char *) agent_frame_agui((char *) fill->pos, generation,
-                                            seq, ev);
-
-    if (agent_event_is_terminal(ev->type)) {
-        fill->subscriber->terminal = 1;
-    }
-
-    return AGENT_OK;
+    return cl;
 }
 
 
@@ -877,13 +785,13 @@ ngx_agent_subscriber_frame(void *data, uint64_t generation, uint64_t seq,
 static ngx_int_t
 ngx_agent_subscriber_next(ngx_agent_subscriber_t *s, ngx_chain_t **out)
 {
-    size_t             n;
-    ngx_int_t          rc;
-    ngx_buf_t         *b;
-    ngx_chain_t       *cl;
-    ngx_agent_run_t   *run;
-    ngx_agent_feed_t  *feed;
-    ngx_agent_fill_t   fill;
+    size_t              n;
+    ngx_int_t           rc;
+    ngx_uint_t          terminal;
+    ngx_chain_t        *cl;
+    ngx_agent_run_t    *run;
+    ngx_agent_feed_t   *feed;
+    ngx_agent_bytes_t  *bytes;
 
     feed = s->feed;
     run = feed->run;
@@ -912,31 +820,36 @@ again:
 
     n = s->prelude.len - s->prelude_sent;
 
-    if (n) {
-        cl = ngx_agent_subscriber_buf(s, NGX_AGENT_BLOCK);
+    if (n == 0 && s->snapshot) {
+        cl = ngx_agent_subscriber_snapshot(s);
+
         if (cl == NULL) {
             return NGX_ERROR;
         }
 
-        n = ngx_min(n, NGX_AGENT_BLOCK);
+        goto found;
+    }
 
-        cl->buf->last = ngx_cpymem(cl->buf->last,
-                                   s->prelude.data + s->prelude_sent, n);
+    if (n) {
+        n = ngx_min(n, NGX_AGENT_PIECE);
+
+        cl = ngx_agent_subscriber_buf(s,
+                  ngx_agent_bytes_create(s->prelude.data + s->prelude_sent, n,
+                                         NULL));
+
+        if (cl == NULL) {
+            return NGX_ERROR;
+        }
+
         s->prelude_sent += n;
 
         if (s->prelude_sent == s->prelude.len) {
             ngx_agent_prelude_drop(s);
 
-            if (s->last_word) {
-                s->terminal = 1;
-                cl->buf->last_buf = 1;
-                cl->buf->last_in_chain = 1;
-            }
+            s->terminal = s->last_word;
         }
 
-        *out = cl;
-
-        return NGX_OK;
+        goto found;
     }
 
     if (run && s->reader.seq == feed->store->next_seq(feed->events)) {
@@ -957,72 +870,53 @@ again:
         goto again;
     }
 
-    fill.need = NGX_AGENT_BLOCK;
+    rc = ngx_agent_frames_read(feed, &s->reader, &s->open, &bytes, &terminal);
 
-    for ( ;; ) {
-        cl = ngx_agent_subscriber_buf(s, fill.need);
-        if (cl == NULL) {
+    switch (rc) {
+
+    case NGX_OK:
+        break;
+
+    case NGX_DONE:
+        return NGX_OK;
+
+    case NGX_DECLINED:
+
+        /* overtaken while the client was slow */
+
+        s->lost = 1;
+        goto again;
+
+    case NGX_ABORT:
+
+        if (ngx_agent_prelude_last_word(s, AGENT_CODE_GAP,
+                                        "the events of the run are no longer "
+                                        "kept")
+            == NGX_ERROR)
+        {
             return NGX_ERROR;
         }
 
-        b = cl->buf;
+        goto again;
 
-        fill.subscriber = s;
-        fill.pos = b->last;
-        fill.end = b->end;
-        fill.need = 0;
-        fill.failed = 0;
+    default:
+        return NGX_ERROR;
+    }
 
-        rc = feed->store->read(feed->events, &s->reader,
-                               ngx_agent_subscriber_frame, &fill);
+    cl = ngx_agent_subscriber_buf(s, bytes);
 
-        b->last = fill.pos;
-
-        if (b->last != b->pos) {
-            break;
-        }
-
-        ngx_agent_block_free(b);
-        cl->next = s->free;
-        s->free = cl;
-
-        if (rc == NGX_DECLINED) {
-
-            /* overtaken while the client was slow */
-
-            s->lost = 1;
-            goto again;
-        }
-
-        if (rc == NGX_ABORT) {
-            if (ngx_agent_prelude_last_word(s, AGENT_CODE_GAP,
-                                            "the events of the run are no "
-                                            "longer kept")
-                == NGX_ERROR)
-            {
-                return NGX_ERROR;
-            }
-
-            goto again;
-        }
-
-        if (rc == NGX_ERROR || fill.failed) {
-
-            /* nothing would wake this reader for the same event again */
-
-            return NGX_ERROR;
-        }
-
-        if (fill.need == 0) {
-            return NGX_OK;
-        }
+    if (cl == NULL) {
+        return NGX_ERROR;
     }
 
     s->begun = 1;
+    s->terminal = (terminal != 0);
+
+found:
 
     if (s->terminal) {
-        b->last_buf = 1;
-        b->last_in_chain = 1;
+        cl->buf->last_buf = 1;
+        cl->buf->last_in_chain = 1;
     }
 
     *out = cl;
@@ -1143,13 +1037,13 @@ ngx_agent_subscriber_heartbeat(ngx_agent_subscriber_t *s)
 
     r = s->request;
 
-    cl = ngx_agent_subscriber_buf(s, NGX_AGENT_BLOCK);
+    cl = ngx_agent_subscriber_buf(s, ngx_agent_bytes_create(ping,
+                                                          sizeof(ping) - 1,
+                                                          NULL));
     if (cl == NULL) {
         ngx_agent_subscriber_finalize(s, NGX_ERROR);
         return;
     }
-
-    cl->buf->last = ngx_cpymem(cl->buf->last, ping, sizeof(ping) - 1);
 
     rc = ngx_http_output_filter(r, cl);
 

@@ -597,7 +597,6 @@ ngx_http_agent_exit_process(ngx_cycle_t *cycle)
     ngx_agent_run_exit_process(cycle);
     ngx_agent_echo_transport.exit_process(cycle);
     ngx_agent_curl_transport.exit_process(cycle);
-    ngx_agent_subscriber_exit_process();
     ngx_agent_local_exit_process();
     ngx_agent_shared_exit_process();
     ngx_agent_bell_exit_process();

@@ -344,9 +344,10 @@ ngx_agent_local_publish(ngx_agent_log_t *log, ngx_uint_t content)
 }
 
 
-static void
+static ngx_int_t
 ngx_agent_local_checkpoint(ngx_agent_log_t *log, agent_str_t events)
 {
+    return NGX_DECLINED;
 }
 
 

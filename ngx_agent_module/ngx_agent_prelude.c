@@ -615,31 +615,35 @@ ngx_agent_prelude_check_event(void *data, const agent_event_t *ev)
 void
 ngx_agent_prelude_checkpoint(ngx_agent_run_t *run)
 {
+    ngx_int_t    rc;
     agent_str_t  input;
     agent_buf_t  b;
 
-    if (run->checked
-        && ngx_current_msec - run->checked < NGX_AGENT_CHECK_RETRY)
+    /* where there was no room a moment ago there is none now */
+
+    if (run->unchecked
+        && ngx_current_msec - run->unchecked < NGX_AGENT_CHECK_RETRY)
     {
         return;
     }
 
-    run->checked = ngx_current_msec;
+    rc = ngx_agent_run_input(run, &input);
 
-    if (ngx_agent_run_input(run, &input) != NGX_OK) {
-        return;
+    if (rc == NGX_OK) {
+        agent_buf_init(&b, &agent_alloc_libc);
+
+        if (agent_encoder_prelude(run->encoder, input, 0,
+                                  ngx_agent_prelude_check_event, &b)
+            == AGENT_OK)
+        {
+            rc = run->feed.store->checkpoint(run->feed.events,
+                                             agent_buf_str(&b));
+        }
+
+        agent_buf_free(&b);
     }
 
-    agent_buf_init(&b, &agent_alloc_libc);
-
-    if (agent_encoder_prelude(run->encoder, input, 0,
-                              ngx_agent_prelude_check_event, &b)
-        == AGENT_OK)
-    {
-        run->feed.store->checkpoint(run->feed.events, agent_buf_str(&b));
-    }
-
-    agent_buf_free(&b);
+    run->unchecked = (rc == NGX_OK) ? 0 : ngx_current_msec;
 }
 
 

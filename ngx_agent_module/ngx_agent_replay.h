@@ -76,7 +76,8 @@ struct ngx_agent_store_s {
 
     /* of the owner of a log */
 
-    /* the client's messages, for readers elsewhere that need a snapshot */
+    /* the client's messages, for readers elsewhere that need a snapshot; they
+     * live as long as the log is open */
     void       (*keep)(ngx_agent_log_t *log, ngx_str_t *messages);
 
     ngx_int_t  (*append)(ngx_agent_log_t *log, const agent_event_t *ev);
@@ -95,7 +96,7 @@ struct ngx_agent_store_s {
      * what is trimmed, as agent_stage_t bytes.
      */
     ngx_uint_t (*publish)(ngx_agent_log_t *log, ngx_uint_t content);
-    void       (*checkpoint)(ngx_agent_log_t *log, agent_str_t events);
+    ngx_int_t  (*checkpoint)(ngx_agent_log_t *log, agent_str_t events);
 
     /* 1 when somebody asked this run to stop */
     ngx_uint_t (*cancelled)(ngx_agent_log_t *log);

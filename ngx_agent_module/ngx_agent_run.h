@@ -69,7 +69,7 @@ struct ngx_agent_run_s {
     ngx_msec_t                   first_token;  /* ms after started */
     ngx_msec_t                   queued;       /* since when waiting */
     ngx_msec_t                   left;         /* the last reader left */
-    ngx_msec_t                   checked;      /* the last checkpoint */
+    ngx_msec_t                   unchecked;    /* a checkpoint failed */
     unsigned                     has_first:1;
     unsigned                     has_left:1;
     unsigned                     inflight:1;

@@ -17,9 +17,12 @@ typedef struct {
     ngx_agent_zone_t        *zone;
     agent_run_ref_t          ref;         /* owner 0: of a reader */
     agent_stage_t            stage;       /* of the owner */
+    ngx_str_t               *messages;    /* the run's, as long as it lives */
     uint64_t                 next_seq;    /* of a reader: last seen */
     ngx_uint_t               nreaders;
     unsigned                 over:1;
+    size_t                   thread_len;
+    u_char                   thread[AGENT_REPLAY_THREAD];
 } ngx_agent_shared_log_t;
 
 
@@ -85,6 +88,9 @@ ngx_agent_shared_claim(ngx_agent_store_t *store, const u_char *key,
         cb(data, rc, NULL, &info);
         return;
     }
+
+    sl->thread_len = thread->len;
+    ngx_memcpy(sl->thread, thread->data, thread->len);
 
     cb(data, NGX_OK, (ngx_agent_log_t *) sl, NULL);
 }
@@ -163,25 +169,32 @@ ngx_agent_shared_put(ngx_agent_shared_log_t *sl, int checkpoint,
 static void
 ngx_agent_shared_keep(ngx_agent_log_t *log, ngx_str_t *messages)
 {
-    (void) ngx_agent_shared_put(ngx_agent_shared_log(log), 0,
-                                (char *) messages->data, messages->len);
+    ngx_agent_shared_log_t  *sl = ngx_agent_shared_log(log);
+
+    sl->messages = messages;
+
+    (void) ngx_agent_shared_put(sl, 0, (char *) messages->data,
+                                messages->len);
 }
 
 
-static void
+static ngx_int_t
 ngx_agent_shared_checkpoint(ngx_agent_log_t *log, agent_str_t events)
 {
+    agent_rc_t               rc;
     ngx_agent_shared_log_t  *sl = ngx_agent_shared_log(log);
 
     if (ngx_agent_shared_put(sl, 1, events.data, events.len) != NGX_OK) {
-        return;
+        return NGX_ERROR;
     }
 
     ngx_agent_zone_lock(sl->zone);
 
-    (void) agent_replay_checked(&sl->zone->replay, &sl->ref, sl->stage.seq);
+    rc = agent_replay_checked(&sl->zone->replay, &sl->ref, sl->stage.seq);
 
     ngx_agent_zone_unlock(sl->zone);
+
+    return rc == AGENT_OK ? NGX_OK : NGX_ERROR;
 }
 
 
@@ -205,6 +218,43 @@ ngx_agent_shared_set_status(ngx_agent_log_t *log, ngx_uint_t status)
     (void) agent_replay_status(&sl->zone->replay, &sl->ref, (unsigned) status);
 
     ngx_agent_zone_unlock(sl->zone);
+}
+
+
+/*
+ * The zone was emptied under a live run: its log begins anew, behind what was
+ * said; the checkpoint that is asked for then tells what that was.
+ */
+
+static ngx_int_t
+ngx_agent_shared_reopen(ngx_agent_shared_log_t *sl)
+{
+    agent_rc_t   rc;
+    agent_str_t  thread;
+
+    thread.data = (char *) sl->thread;
+    thread.len = sl->thread_len;
+
+    agent_stage_drop(&sl->stage);
+
+    ngx_agent_zone_lock(sl->zone);
+
+    rc = agent_replay_reopen(&sl->zone->replay, &sl->ref,
+                             (unsigned) ngx_process_slot, thread,
+                             sl->stage.seq, ngx_agent_now());
+
+    ngx_agent_zone_unlock(sl->zone);
+
+    if (rc != AGENT_OK) {
+        return NGX_ERROR;
+    }
+
+    if (sl->messages) {
+        (void) ngx_agent_shared_put(sl, 0, (char *) sl->messages->data,
+                                    sl->messages->len);
+    }
+
+    return NGX_OK;
 }
 
 
@@ -240,6 +290,10 @@ ngx_agent_shared_flush(ngx_agent_shared_log_t *sl, ngx_uint_t content)
         ngx_agent_bell_ring(sl->ref.key, &waiters, NGX_ERROR);
 
     } while (rc == AGENT_OK);
+
+    if (rc == AGENT_ABORTED && ngx_agent_shared_reopen(sl) == NGX_OK) {
+        wanted = 1;
+    }
 
     if (replay->trimmed) {
         ngx_agent_zone_full(sl->zone, "runs lose their oldest events before "

@@ -108,6 +108,14 @@ agent_stage_free(agent_stage_t *s)
     agent_buf_free(&s->bytes);
 }
 
+void
+agent_stage_drop(agent_stage_t *s)
+{
+    agent_buf_reset(&s->bytes);
+    s->done = 0;
+    s->partial = 0;
+}
+
 agent_rc_t
 agent_stage_add(agent_stage_t *s, const agent_event_t *ev, uint64_t now)
 {

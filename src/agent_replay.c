@@ -218,6 +218,30 @@ agent_replay_claim(agent_replay_t *r, agent_run_ref_t *ref, unsigned slot,
 }
 
 agent_rc_t
+agent_replay_reopen(agent_replay_t *r, agent_run_ref_t *ref, unsigned slot,
+                    agent_str_t thread, uint64_t seq, uint64_t now)
+{
+    agent_rc_t rc;
+    agent_record_t *rec;
+    agent_run_info_t info;
+
+    rc = agent_replay_claim(r, ref, slot, thread, now, &info);
+
+    if (rc != AGENT_OK) {
+        return rc;
+    }
+
+    rec = agent_record(r, agent_zone_find(&r->zone, ref->key));
+
+    rec->first_seq = seq;
+    rec->next_seq = seq;
+    rec->replaced = 1;
+    rec->status = AGENT_STATUS_RUNNING;
+
+    return AGENT_OK;
+}
+
+agent_rc_t
 agent_replay_info(agent_replay_t *r, const void *key, uint64_t now,
                   agent_run_info_t *info)
 {

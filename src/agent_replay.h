@@ -103,6 +103,14 @@ agent_rc_t agent_replay_claim(agent_replay_t *r, agent_run_ref_t *ref,
                               unsigned slot, agent_str_t thread, uint64_t now,
                               agent_run_info_t *info);
 
+/*
+ * A live run whose zone was reset opens its log anew: as claim, but running,
+ * and its events go on at "seq"; those before are gone.
+ */
+agent_rc_t agent_replay_reopen(agent_replay_t *r, agent_run_ref_t *ref,
+                               unsigned slot, agent_str_t thread, uint64_t seq,
+                               uint64_t now);
+
 /* AGENT_OK or AGENT_DECLINED: unknown. */
 agent_rc_t agent_replay_info(agent_replay_t *r, const void *key, uint64_t now,
                              agent_run_info_t *info);
@@ -167,6 +175,9 @@ void agent_stage_free(agent_stage_t *s);
 agent_rc_t agent_stage_add(agent_stage_t *s, const agent_event_t *ev,
                            uint64_t now);
 
+/* Forgets what has not been taken over; the numbers go on. */
+void agent_stage_drop(agent_stage_t *s);
+
 agent_rc_t agent_replay_append(agent_replay_t *r, const agent_run_ref_t *ref,
                                agent_stage_t *s);
 
@@ -205,10 +216,11 @@ void agent_replay_waiters(agent_replay_t *r, const agent_run_ref_t *ref,
 /* A place in a log: before the event "seq". */
 typedef struct {
     uint64_t seq;
-    agent_unit_t unit; /* 0: to be looked up */
-    uint32_t number;   /* of the unit in its log */
-    uint32_t at;       /* offset in the unit's data */
-    uint32_t id_at;    /* the id in force there */
+    uint64_t generation; /* of the log that the rest is about */
+    agent_unit_t unit;   /* 0: to be looked up */
+    uint32_t number;     /* of the unit in its log */
+    uint32_t at;         /* offset in the unit's data */
+    uint32_t id_at;      /* the id in force there */
     uint32_t id_len;
     uint32_t time; /* the time in force, after the run's start */
 } agent_place_t;

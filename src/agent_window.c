@@ -142,6 +142,11 @@ agent_replay_read(agent_replay_t *r, const agent_run_ref_t *ref,
         return AGENT_DECLINED;
     }
 
+    if (place->generation != rec->generation) {
+        place->generation = rec->generation;
+        place->unit = 0;
+    }
+
     w->end = rec->next_seq;
 
     if (place->seq >= rec->next_seq) {
@@ -361,6 +366,7 @@ agent_window_event(agent_window_t *w, agent_place_t *place,
     }
 
     after->seq = place->seq + 1;
+    after->generation = place->generation;
     after->unit = w->numbers[i];
     after->number = agent_window_chunk(w, i)->number;
     after->at = at;

@@ -861,6 +861,54 @@ test_copy(void)
     close_zone(ZONE / 8);
 }
 
+/* --- a zone that had to be emptied ---------------------------------------- */
+
+static void
+test_reopen(void)
+{
+    int gap, over;
+    agent_event_t ev;
+    agent_stage_t s;
+    agent_run_ref_t ref, old;
+    agent_run_info_t info;
+
+    quiet_failures = 0;
+    open_zone(ZONE, 64, 4);
+    agent_stage_init(&s, &agent_alloc_libc);
+    ref_of(&ref, 1);
+    agent_replay_claim(&replay, &ref, 1, AGENT_STR("t"), NOW, &info);
+    append_events(1, &ref, &s, 100, 900);
+    old = ref;
+
+    agent_zone_reset(&replay.zone, NOW);
+    ok(agent_replay_append(&replay, &ref, &s) == AGENT_ABORTED,
+       "after a reset a run has lost its log");
+
+    event_of(&ev, 1, s.seq, text + 500000, 900);
+    agent_stage_add(&s, &ev, NOW);
+    agent_stage_drop(&s);
+    ok(agent_replay_reopen(&replay, &ref, 1, AGENT_STR("t"), s.seq, NOW) ==
+               AGENT_OK &&
+           ref.generation > old.generation,
+       "it opens it anew under a later generation");
+
+    append_events(1, &ref, &s, 50, 900);
+    agent_replay_info(&replay, ref.key, NOW, &info);
+    ok(info.first_seq == 101 && info.next_seq == 151 && info.replaced &&
+           info.status == AGENT_STATUS_RUNNING,
+       "its numbers go on");
+    ok(read_all(1, &ref, 101, 900, &gap, &over) == 50 && !gap,
+       "its events are read");
+    ok(read_all(1, &ref, 100, 900, &gap, &over) == 50 && gap,
+       "those of before are a gap");
+    ok(read_all(1, &old, 101, 900, &gap, &over) == -1,
+       "the old generation is gone");
+    ok(quiet_failures == 0, "and all of it was right");
+
+    agent_stage_free(&s);
+    close_zone(ZONE);
+}
+
 /* --- damage --------------------------------------------------------------- */
 
 static void
@@ -943,6 +991,7 @@ main(void)
     test_expiry();
     test_kept();
     test_copy();
+    test_reopen();
     test_damage();
     test_deaths(ZONE);
     test_deaths(160 * 1024);

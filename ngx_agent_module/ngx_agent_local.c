@@ -563,6 +563,13 @@ ngx_agent_local_trim(ngx_agent_log_t *log)
 
 
 static uint64_t
+ngx_agent_local_first_seq(ngx_agent_log_t *log)
+{
+    return log->lost;
+}
+
+
+static uint64_t
 ngx_agent_local_next_seq(ngx_agent_log_t *log)
 {
     return log->next_seq;
@@ -595,6 +602,7 @@ ngx_agent_store_t  ngx_agent_local_store = {
     ngx_agent_local_seek,
     ngx_agent_local_kept,
     ngx_agent_local_trim,
+    ngx_agent_local_first_seq,
     ngx_agent_local_next_seq,
     ngx_agent_local_generation,
     NULL

@@ -363,7 +363,6 @@ ngx_agent_prelude_here(ngx_agent_subscriber_t *s)
     agent_rc_t            arc;
     agent_str_t           input;
     agent_buf_t           marks;
-    agent_run_info_t      info;
     ngx_agent_run_t      *run;
     ngx_agent_feed_t     *feed;
     ngx_agent_prelude_t   p;
@@ -379,11 +378,7 @@ ngx_agent_prelude_here(ngx_agent_subscriber_t *s)
 
     if (rc == NGX_DECLINED) {
         return ngx_agent_prelude_whole(s,
-                    feed->store != &ngx_agent_local_store
-                    && ngx_agent_registry_info(feed->store->zone, feed->key,
-                                               &info)
-                       == NGX_OK
-                    && info.first_seq == 0);
+                               feed->store->first_seq(feed->events) == 0);
     }
 
     seq = feed->store->next_seq(feed->events);

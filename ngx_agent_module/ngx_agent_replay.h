@@ -128,6 +128,8 @@ struct ngx_agent_store_s {
     /* frees what every reader has passed */
     void       (*trim)(ngx_agent_log_t *log);
 
+    /* the oldest event kept, of a log that this worker owns */
+    uint64_t   (*first_seq)(ngx_agent_log_t *log);
     uint64_t   (*next_seq)(ngx_agent_log_t *log);
     uint64_t   (*generation)(ngx_agent_log_t *log);
 

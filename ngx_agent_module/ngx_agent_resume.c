@@ -226,14 +226,10 @@ ngx_agent_resume_info(void *data, ngx_int_t rc, ngx_agent_run_info_t *info)
 
     } else if (feed->run) {
 
-        /* what is said and not yet published counts here, and what of a run
-         * without a zone was freed is known to its log only */
+        /* what is said and not yet published counts here */
 
         info->next_seq = feed->store->next_seq(feed->events);
-
-        if (feed->store == &ngx_agent_local_store) {
-            info->first_seq = 0;
-        }
+        info->first_seq = feed->store->first_seq(feed->events);
     }
 
     if (feed == NULL && alcf->agent->store == &ngx_agent_local_store) {

@@ -655,6 +655,17 @@ ngx_agent_shared_trim(ngx_agent_log_t *log)
 
 
 static uint64_t
+ngx_agent_shared_first_seq(ngx_agent_log_t *log)
+{
+    agent_run_info_t         info;
+    ngx_agent_shared_log_t  *sl = ngx_agent_shared_log(log);
+
+    return ngx_agent_registry_info(sl->zone, sl->ref.key, &info) == NGX_OK
+           ? info.first_seq : 0;
+}
+
+
+static uint64_t
 ngx_agent_shared_next_seq(ngx_agent_log_t *log)
 {
     ngx_agent_shared_log_t  *sl = ngx_agent_shared_log(log);
@@ -689,6 +700,7 @@ ngx_agent_store_t  ngx_agent_shared_store = {
     ngx_agent_shared_seek,
     ngx_agent_shared_kept,
     ngx_agent_shared_trim,
+    ngx_agent_shared_first_seq,
     ngx_agent_shared_next_seq,
     ngx_agent_shared_generation,
     NULL

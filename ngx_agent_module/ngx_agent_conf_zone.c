@@ -8,7 +8,7 @@
 
 
 #define NGX_AGENT_ZONE_MIN      (256 * 1024)
-#define NGX_AGENT_ZONE_RESERVE  4               /* units for last words */
+#define NGX_AGENT_ZONE_RESERVE  2               /* units for last words */
 #define NGX_AGENT_RUN_MIN       (32 * 1024)
 
 

@@ -68,8 +68,7 @@ ngx_agent_feed_remove(ngx_agent_feed_t *feed)
 
     ngx_queue_remove(&feed->bucket);
 
-    ngx_agent_frames_drop(feed);
-    ngx_agent_prelude_forget(feed);
+    ngx_agent_common_free(feed);
 }
 
 
@@ -281,10 +280,6 @@ ngx_agent_feed_wake_handler(ngx_event_t *ev)
         ngx_agent_subscriber_pump(s);
     }
 
-    if (feed->nsubscribers < 2) {
-        ngx_agent_frames_drop(feed);
-    }
-
     if (feed->nsubscribers == 0) {
 
         if (feed->run == NULL) {
@@ -360,8 +355,8 @@ ngx_agent_feed_tick(ngx_event_t *ev)
     {
         feed = ngx_queue_data(q, ngx_agent_feed_t, queue);
 
-        if (feed->fold
-            && ngx_current_msec - feed->folded > NGX_AGENT_FEED_FOLD)
+        if (feed->common && feed->common->fold
+            && ngx_current_msec - feed->common->folded > NGX_AGENT_FEED_FOLD)
         {
             ngx_agent_prelude_forget(feed);
         }

@@ -37,8 +37,6 @@ typedef struct {
     unsigned                     terminal:1;
 } ngx_agent_frames_t;
 
-#define NGX_AGENT_FRAMES  4
-
 
 /* what stands for the events before "seq", for all who need it there */
 
@@ -47,6 +45,22 @@ typedef struct {
     uint64_t                     seq;
     agent_buf_t                  marks;
 } ngx_agent_snapshot_t;
+
+
+/* what readers side by side have in common; made when there is a second one, or
+ * one needs a snapshot */
+
+#define NGX_AGENT_FRAMES  4
+
+typedef struct {
+    ngx_agent_frames_t           frames[NGX_AGENT_FRAMES];
+    ngx_uint_t                   next;         /* of the frames, to be used */
+
+    ngx_agent_snapshot_t         snapshot;
+    agent_fold_t                *fold;         /* of a run elsewhere */
+    ngx_agent_reader_t           reader;       /* where the fold stands */
+    ngx_msec_t                   folded;       /* when it was last needed */
+} ngx_agent_common_t;
 
 
 /* an event without an envelope: this, the id, the body */
@@ -73,14 +87,7 @@ struct ngx_agent_feed_s {
     unsigned                     news:1;       /* since the last wake */
     unsigned                     partial:1;    /* not all were told yet */
 
-    ngx_agent_frames_t           frames[NGX_AGENT_FRAMES];
-                                               /* for readers side by side */
-    ngx_uint_t                   next_frames;
-
-    ngx_agent_snapshot_t         snapshot;
-    agent_fold_t                *fold;         /* of a run elsewhere */
-    ngx_agent_reader_t           fold_reader;
-    ngx_msec_t                   folded;       /* when it was last needed */
+    ngx_agent_common_t          *common;       /* NULL: not yet */
 
     /* of a run that is not of this worker */
 
@@ -145,7 +152,9 @@ ngx_int_t ngx_agent_frames_read(ngx_agent_feed_t *feed,
     ngx_agent_reader_t *reader, agent_open_t *open,
     ngx_agent_bytes_t **bytes, ngx_uint_t *terminal);
 
-void ngx_agent_frames_drop(ngx_agent_feed_t *feed);
+/* feed->common, made if need be; NULL: no memory */
+ngx_agent_common_t *ngx_agent_common(ngx_agent_feed_t *feed);
+void ngx_agent_common_free(ngx_agent_feed_t *feed);
 
 
 #endif /* _NGX_AGENT_FEED_H_INCLUDED_ */

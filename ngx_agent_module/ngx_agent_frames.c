@@ -179,14 +179,34 @@ ngx_agent_frames_free(ngx_agent_frames_t *frames)
 }
 
 
+ngx_agent_common_t *
+ngx_agent_common(ngx_agent_feed_t *feed)
+{
+    if (feed->common == NULL) {
+        feed->common = ngx_calloc(sizeof(ngx_agent_common_t), ngx_cycle->log);
+    }
+
+    return feed->common;
+}
+
+
 void
-ngx_agent_frames_drop(ngx_agent_feed_t *feed)
+ngx_agent_common_free(ngx_agent_feed_t *feed)
 {
     ngx_uint_t  i;
 
-    for (i = 0; i < NGX_AGENT_FRAMES; i++) {
-        ngx_agent_frames_free(&feed->frames[i]);
+    if (feed->common == NULL) {
+        return;
     }
+
+    for (i = 0; i < NGX_AGENT_FRAMES; i++) {
+        ngx_agent_frames_free(&feed->common->frames[i]);
+    }
+
+    ngx_agent_prelude_forget(feed);
+
+    ngx_free(feed->common);
+    feed->common = NULL;
 }
 
 
@@ -291,26 +311,33 @@ ngx_agent_frames_read(ngx_agent_feed_t *feed, ngx_agent_reader_t *reader,
     ngx_int_t             rc;
     ngx_uint_t            i;
     agent_event_t         ev;
+    ngx_agent_common_t   *common;
     ngx_agent_frames_t    own, *frames;
     ngx_agent_checked_t   mark;
 
     frames = NULL;
     ngx_memzero(&own, sizeof(ngx_agent_frames_t));
 
-    for (i = 0; i < NGX_AGENT_FRAMES; i++) {
-        if (feed->frames[i].bytes && feed->frames[i].first == reader->seq) {
-            frames = &feed->frames[i];
-            ngx_agent_frames_move(reader, &frames->after);
-            break;
+    /* kept only where others may come by */
+
+    common = (feed->nsubscribers > 1) ? ngx_agent_common(feed) : NULL;
+
+    if (common) {
+        for (i = 0; i < NGX_AGENT_FRAMES; i++) {
+            if (common->frames[i].bytes
+                && common->frames[i].first == reader->seq)
+            {
+                frames = &common->frames[i];
+                ngx_agent_frames_move(reader, &frames->after);
+                break;
+            }
         }
     }
 
     if (frames == NULL) {
 
-        /* kept only where others may come by */
-
-        if (feed->nsubscribers > 1) {
-            frames = &feed->frames[feed->next_frames++ % NGX_AGENT_FRAMES];
+        if (common) {
+            frames = &common->frames[common->next++ % NGX_AGENT_FRAMES];
             ngx_agent_frames_free(frames);
 
         } else {

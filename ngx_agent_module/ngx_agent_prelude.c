@@ -100,6 +100,10 @@ ngx_agent_prelude(ngx_agent_subscriber_t *s)
                                        "wait for a snapshot");
     }
 
+    if (ngx_agent_common(s->feed) == NULL) {
+        return NGX_ERROR;
+    }
+
     return s->feed->run ? ngx_agent_prelude_here(s)
                         : ngx_agent_prelude_elsewhere(s);
 }
@@ -196,22 +200,36 @@ ngx_agent_prelude_id(ngx_agent_prelude_t *p, ngx_agent_feed_t *feed,
 
 /* --- the part that all readers at one place share ----------------------- */
 
-void
-ngx_agent_prelude_forget(ngx_agent_feed_t *feed)
+static void
+ngx_agent_snapshot_free(ngx_agent_snapshot_t *snapshot)
 {
-    ngx_agent_snapshot_t  *snapshot;
-
-    agent_fold_destroy(feed->fold);
-    feed->fold = NULL;
-
-    snapshot = &feed->snapshot;
-
     if (snapshot->bytes) {
         ngx_agent_bytes_release(snapshot->bytes);
         snapshot->bytes = NULL;
     }
 
     agent_buf_free(&snapshot->marks);
+}
+
+
+void
+ngx_agent_prelude_forget(ngx_agent_feed_t *feed)
+{
+    ngx_agent_common_t  *common;
+
+    common = feed->common;
+
+    agent_fold_destroy(common->fold);
+    common->fold = NULL;
+
+    ngx_agent_snapshot_free(&common->snapshot);
+}
+
+
+static ngx_uint_t
+ngx_agent_snapshot_is(ngx_agent_feed_t *feed, uint64_t seq)
+{
+    return feed->common->snapshot.bytes && feed->common->snapshot.seq == seq;
 }
 
 
@@ -223,14 +241,9 @@ ngx_agent_prelude_keep(ngx_agent_feed_t *feed, ngx_agent_prelude_t *p,
 {
     ngx_agent_snapshot_t  *snapshot;
 
-    snapshot = &feed->snapshot;
+    snapshot = &feed->common->snapshot;
 
-    if (snapshot->bytes) {
-        ngx_agent_bytes_release(snapshot->bytes);
-        snapshot->bytes = NULL;
-    }
-
-    agent_buf_free(&snapshot->marks);
+    ngx_agent_snapshot_free(snapshot);
 
     if (rc != AGENT_OK || ngx_agent_prelude_id(p, feed, seq) != NGX_OK) {
         goto failed;
@@ -277,7 +290,7 @@ ngx_agent_prelude_take(ngx_agent_subscriber_t *s, ngx_agent_prelude_t *p,
     ngx_agent_snapshot_t  *snapshot;
 
     feed = s->feed;
-    snapshot = &feed->snapshot;
+    snapshot = &feed->common->snapshot;
     seq = snapshot->seq;
 
     pos = snapshot->marks.data;
@@ -387,7 +400,7 @@ ngx_agent_prelude_here(ngx_agent_subscriber_t *s)
         seq--;                                  /* the terminal event */
     }
 
-    if (feed->snapshot.bytes == NULL || feed->snapshot.seq != seq) {
+    if (!ngx_agent_snapshot_is(feed, seq)) {
 
         agent_buf_init(&marks, &agent_alloc_libc);
         ngx_agent_prelude_init(&p, &marks);
@@ -519,12 +532,14 @@ ngx_agent_prelude_elsewhere(ngx_agent_subscriber_t *s)
     agent_rc_t            arc;
     agent_buf_t           kept, input, marks;
     ngx_agent_feed_t     *feed;
+    ngx_agent_common_t   *common;
     ngx_agent_prelude_t   p;
 
     feed = s->feed;
-    feed->folded = ngx_current_msec;
+    common = feed->common;
+    common->folded = ngx_current_msec;
 
-    rc = ngx_agent_prelude_read(feed, &feed->fold, &feed->fold_reader, NULL);
+    rc = ngx_agent_prelude_read(feed, &common->fold, &common->reader, NULL);
 
     if (rc == NGX_AGAIN) {
         return NGX_AGAIN;
@@ -536,9 +551,9 @@ ngx_agent_prelude_elsewhere(ngx_agent_subscriber_t *s)
         return rc == NGX_DECLINED ? ngx_agent_prelude_checked(s) : rc;
     }
 
-    seq = feed->fold_reader.seq;
+    seq = common->reader.seq;
 
-    if (feed->snapshot.bytes == NULL || feed->snapshot.seq != seq) {
+    if (!ngx_agent_snapshot_is(feed, seq)) {
 
         agent_buf_init(&kept, &agent_alloc_libc);
         agent_buf_init(&input, &agent_alloc_libc);
@@ -561,7 +576,7 @@ ngx_agent_prelude_elsewhere(ngx_agent_subscriber_t *s)
         agent_buf_init(&marks, &agent_alloc_libc);
         ngx_agent_prelude_init(&p, &marks);
 
-        arc = agent_fold_prelude(feed->fold, agent_buf_str(&input), 1,
+        arc = agent_fold_prelude(common->fold, agent_buf_str(&input), 1,
                                  ngx_agent_prelude_frame, &p);
 
         agent_buf_free(&input);
@@ -576,7 +591,7 @@ ngx_agent_prelude_elsewhere(ngx_agent_subscriber_t *s)
     arc = agent_open_close(&s->open, ngx_agent_prelude_frame, &p);
 
     if (arc == AGENT_OK && !s->begun) {
-        arc = agent_fold_prelude(feed->fold, AGENT_STR(""), 0,
+        arc = agent_fold_prelude(common->fold, AGENT_STR(""), 0,
                                  ngx_agent_prelude_first, &p);
 
         arc = (arc == AGENT_DONE) ? AGENT_OK : arc;
@@ -716,7 +731,7 @@ ngx_agent_prelude_checked(ngx_agent_subscriber_t *s)
                                        "the run is kept");
     }
 
-    if (feed->snapshot.bytes == NULL || feed->snapshot.seq != info.check_seq) {
+    if (!ngx_agent_snapshot_is(feed, info.check_seq)) {
 
         agent_buf_init(&marks, &agent_alloc_libc);
         ngx_agent_prelude_init(&p, &marks);

@@ -12,6 +12,9 @@
 /* units copied out at a time: what one holding of the lock copies */
 #define NGX_AGENT_WINDOW  (AGENT_REPLAY_SLICE / AGENT_ZONE_UNIT)
 
+/* bytes of collected events that stay allocated */
+#define NGX_AGENT_SHARED_STAGE  512
+
 
 typedef struct {
     ngx_agent_zone_t        *zone;
@@ -21,8 +24,8 @@ typedef struct {
     uint64_t                 next_seq;    /* of a reader: last seen */
     ngx_uint_t               nreaders;
     unsigned                 over:1;
-    size_t                   thread_len;
-    u_char                   thread[AGENT_REPLAY_THREAD];
+    size_t                   thread_len;  /* of the owner */
+    u_char                   thread[1];
 } ngx_agent_shared_log_t;
 
 
@@ -48,15 +51,20 @@ ngx_agent_shared_log(ngx_agent_log_t *log)
 
 
 static ngx_agent_shared_log_t *
-ngx_agent_shared_create(ngx_agent_store_t *store, const u_char *key)
+ngx_agent_shared_create(ngx_agent_store_t *store, const u_char *key,
+    ngx_str_t *thread)
 {
     ngx_agent_shared_log_t  *sl;
 
-    sl = ngx_calloc(sizeof(ngx_agent_shared_log_t), ngx_cycle->log);
+    sl = ngx_calloc(sizeof(ngx_agent_shared_log_t) + thread->len,
+                    ngx_cycle->log);
 
     if (sl == NULL) {
         return NULL;
     }
+
+    sl->thread_len = thread->len;
+    ngx_memcpy(sl->thread, thread->data, thread->len);
 
     sl->zone = store->zone;
     ngx_memcpy(sl->ref.key, key, NGX_AGENT_KEY_LEN);
@@ -74,7 +82,7 @@ ngx_agent_shared_claim(ngx_agent_store_t *store, const u_char *key,
     ngx_agent_run_info_t     info;
     ngx_agent_shared_log_t  *sl;
 
-    sl = ngx_agent_shared_create(store, key);
+    sl = ngx_agent_shared_create(store, key, thread);
 
     if (sl == NULL) {
         cb(data, NGX_ERROR, NULL, NULL);
@@ -88,9 +96,6 @@ ngx_agent_shared_claim(ngx_agent_store_t *store, const u_char *key,
         cb(data, rc, NULL, &info);
         return;
     }
-
-    sl->thread_len = thread->len;
-    ngx_memcpy(sl->thread, thread->data, thread->len);
 
     cb(data, NGX_OK, (ngx_agent_log_t *) sl, NULL);
 }
@@ -121,9 +126,12 @@ static ngx_agent_log_t *
 ngx_agent_shared_open(ngx_agent_store_t *store, const u_char *key,
     uint64_t generation)
 {
+    ngx_str_t                none;
     ngx_agent_shared_log_t  *sl;
 
-    sl = ngx_agent_shared_create(store, key);
+    ngx_str_set(&none, "");
+
+    sl = ngx_agent_shared_create(store, key, &none);
 
     if (sl) {
         sl->ref.generation = generation;
@@ -290,6 +298,14 @@ ngx_agent_shared_flush(ngx_agent_shared_log_t *sl, ngx_uint_t content)
         ngx_agent_bell_ring(sl->ref.key, &waiters, NGX_ERROR);
 
     } while (rc == AGENT_OK);
+
+    /* a silent run keeps no room for what it said in one turn */
+
+    if (sl->stage.bytes.len == 0
+        && sl->stage.bytes.cap > NGX_AGENT_SHARED_STAGE)
+    {
+        agent_buf_free(&sl->stage.bytes);
+    }
 
     if (rc == AGENT_ABORTED && ngx_agent_shared_reopen(sl) == NGX_OK) {
         wanted = 1;

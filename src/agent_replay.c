@@ -5,6 +5,9 @@
 #define AGENT_REPLAY_STEPS 4  /* of housekeeping in one call */
 #define AGENT_REPLAY_EVICT 32 /* of eviction for one unit */
 
+/* Bytes of a terminal event: one holding of the lock copies it. */
+#define AGENT_REPLAY_END AGENT_REPLAY_SLICE
+
 const char *
 agent_status_name(unsigned status)
 {
@@ -598,9 +601,26 @@ agent_replay_keep_end(agent_replay_t *r, agent_unit_t unit,
     head[n++] = 0; /* no id */
     n += agent_varint_put(head + n, ev->body.len);
 
-    if (n + ev->body.len >
-        rec->object.count[AGENT_CHAIN_END] * AGENT_CHUNK_DATA) {
-        return AGENT_TOO_LARGE;
+    /* a long one takes more than the reserve, if need be of its own log */
+
+    while (n + ev->body.len >
+           rec->object.count[AGENT_CHAIN_END] * AGENT_CHUNK_DATA) {
+        piece = agent_replay_unit(r);
+
+        if (piece == 0 && agent_replay_shift(r, unit)) {
+            piece = agent_replay_unit(r);
+        }
+
+        if (piece == 0 || rec->object.count[AGENT_CHAIN_END] ==
+                              AGENT_REPLAY_END / AGENT_CHUNK_DATA) {
+            if (piece != 0) {
+                agent_zone_free(&r->zone, piece);
+            }
+
+            return AGENT_TOO_LARGE;
+        }
+
+        agent_zone_push(&r->zone, unit, AGENT_CHAIN_END, piece);
     }
 
     for (piece = rec->object.chain[AGENT_CHAIN_END]; piece != 0;

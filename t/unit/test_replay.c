@@ -422,6 +422,82 @@ test_full(void)
     close_zone(ZONE);
 }
 
+/* --- long last words ------------------------------------------------------ */
+
+static void
+test_long_end(void)
+{
+    unsigned i;
+    agent_rc_t rc;
+    agent_event_t ev, got;
+    agent_stage_t s;
+    agent_place_t place, after;
+    agent_window_t w;
+    agent_run_ref_t ref, other;
+    agent_run_info_t info;
+
+    open_zone(ZONE, 4096, 2);
+    agent_stage_init(&s, &agent_alloc_libc);
+    agent_window_init(&w, &agent_alloc_libc);
+    agent_window_reserve(&w, 32);
+
+    for (i = 0; i < 3; i++) {
+        ref_of(&ref, i);
+        agent_replay_claim(&replay, &ref, 1, AGENT_STR("t"), NOW, &info);
+        agent_stage_free(&s);
+        agent_stage_init(&s, &agent_alloc_libc);
+        append_events(i, &ref, &s, 40, 900);
+
+        /* the last one finds a zone without a free unit */
+
+        if (i == 2) {
+            ref_of(&other, 9);
+            agent_replay_claim(&replay, &other, 1, AGENT_STR("t"), NOW, &info);
+
+            while (replay.zone.head->nfree != 0) {
+                agent_replay_keep(&replay, &other, 0, text, 1000);
+            }
+
+            append_events(2, &ref, &s, 2000, 900);
+        }
+
+        end_of(&ev, &info);
+        ev.body.data = text;
+        ev.body.len = i == 0 ? 1998 : i == 1 ? 15000 : 5000;
+
+        ok(agent_replay_finish(&replay, &ref, &info, &ev, NOW) == AGENT_OK &&
+               agent_replay_end(&replay, &ref, NOW) == AGENT_OK,
+           "a terminal event of %zu bytes", ev.body.len);
+
+        memset(&place, 0, sizeof(place));
+        place.seq = s.seq;
+        w.n = 0;
+        rc = agent_replay_read(&replay, &ref, &place, &w, 0);
+
+        while (rc == AGENT_OK &&
+               (rc = agent_window_event(&w, &place, &after, &got)) ==
+                   AGENT_TOO_LARGE) {
+            agent_window_reserve(&w, 16);
+            rc = agent_replay_read(&replay, &ref, &place, &w, 1);
+        }
+
+        ok(rc == AGENT_OK && agent_str_eq(got.body, ev.body) &&
+               got.type == ev.type,
+           "... is read");
+    }
+
+    agent_replay_claim(&replay, &ref, 1, AGENT_STR("t"), NOW + 9000000, &info);
+    end_of(&ev, &info);
+    ev.body.data = text;
+    ev.body.len = 20000;
+    ok(agent_replay_finish(&replay, &ref, &info, &ev, NOW) == AGENT_TOO_LARGE,
+       "one that is longer than a slice is refused");
+
+    agent_window_free(&w);
+    agent_stage_free(&s);
+    close_zone(ZONE);
+}
+
 /* --- time ----------------------------------------------------------------- */
 
 static void
@@ -988,6 +1064,7 @@ main(void)
     test_one(200000, 5000, 8000);
     test_one(20000, 20000, 100);
     test_full();
+    test_long_end();
     test_expiry();
     test_kept();
     test_copy();

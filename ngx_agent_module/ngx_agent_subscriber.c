@@ -384,6 +384,68 @@ ngx_agent_subscriber_write(ngx_agent_subscriber_t *s)
 
 
 /*
+ * NGX_OK with *fault: the run failed before it said anything, and whoever
+ * posted it hears of that as an HTTP status; NGX_DECLINED: not so, NGX_AGAIN:
+ * not known yet, NGX_ERROR.
+ */
+
+static ngx_int_t
+ngx_agent_subscriber_failed(ngx_agent_subscriber_t *s,
+    const agent_fault_t **fault)
+{
+    ngx_int_t          rc;
+    agent_run_info_t   info;
+    ngx_agent_run_t   *run;
+    ngx_agent_feed_t  *feed;
+
+    feed = s->feed;
+    run = feed->run;
+
+    if (s->start.at_once) {
+        return NGX_DECLINED;
+    }
+
+    if (run) {
+        if (run->state != NGX_AGENT_OVER || run->has_first
+            || run->status != NGX_AGENT_RUN_ERROR)
+        {
+            return NGX_DECLINED;
+        }
+
+        *fault = agent_encoder_fault(run->encoder);
+
+        return *fault ? NGX_OK : NGX_ERROR;
+    }
+
+    /* of a run elsewhere the record knows that, and the log why */
+
+    if (ngx_agent_registry_info(feed->store->zone, feed->key, &info) != NGX_OK
+        || info.generation != feed->store->generation(feed->events))
+    {
+        return NGX_DECLINED;
+    }
+
+    if (!ngx_agent_status_over(info.status)) {
+        return (info.next_seq > 1 || s->waited) ? NGX_DECLINED : NGX_AGAIN;
+    }
+
+    if (info.status != NGX_AGENT_RUN_ERROR || info.content) {
+        return NGX_DECLINED;
+    }
+
+    rc = ngx_agent_prelude_answer(s);
+
+    if (rc != NGX_OK) {
+        return rc;
+    }
+
+    *fault = s->fault;
+
+    return s->fault ? NGX_OK : NGX_ERROR;
+}
+
+
+/*
  * The head leaves with the first event after RUN_STARTED or after a second of
  * waiting; a failure before that is a real HTTP status.
  *
@@ -407,16 +469,17 @@ ngx_agent_subscriber_head(ngx_agent_subscriber_t *s)
     run = s->feed->run;
     r = s->request;
 
-    if (run && run->state == NGX_AGENT_OVER
-        && run->status == NGX_AGENT_RUN_ERROR
-        && !run->has_first && !s->start.at_once)
-    {
-        fault = agent_encoder_fault(run->encoder);
+    rc = ngx_agent_subscriber_failed(s, &fault);
 
-        if (fault == NULL) {
-            return NGX_HTTP_INTERNAL_SERVER_ERROR;
-        }
+    if (rc == NGX_ERROR) {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
 
+    if (rc == NGX_AGAIN) {
+        return NGX_AGAIN;
+    }
+
+    if (rc == NGX_OK) {
         ngx_agent_subscriber_keep(s);
 
         rc = ngx_http_agent_error(r, fault);

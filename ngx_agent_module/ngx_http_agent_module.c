@@ -540,6 +540,10 @@ ngx_http_agent_init_module(ngx_cycle_t *cycle)
 
     ngx_agent_conf_check_env(cycle, amcf);
 
+    if (!amcf->used) {
+        return NGX_OK;
+    }
+
     if (ngx_agent_slots_init_module(cycle) != NGX_OK) {
         return NGX_ERROR;
     }

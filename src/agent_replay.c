@@ -5,8 +5,9 @@
 #define AGENT_REPLAY_STEPS 4  /* of housekeeping in one call */
 #define AGENT_REPLAY_EVICT 32 /* of eviction for one unit */
 
-/* Bytes of a terminal event: one holding of the lock copies it. */
-#define AGENT_REPLAY_END AGENT_REPLAY_SLICE
+/* Bytes of a terminal event, of one that names a thousand open tool calls; it
+ * is rare, so it may be copied in one holding of the lock. */
+#define AGENT_REPLAY_END (64 * 1024)
 
 const char *
 agent_status_name(unsigned status)

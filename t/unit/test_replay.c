@@ -439,7 +439,7 @@ test_long_end(void)
     open_zone(ZONE, 4096, 2);
     agent_stage_init(&s, &agent_alloc_libc);
     agent_window_init(&w, &agent_alloc_libc);
-    agent_window_reserve(&w, 32);
+    agent_window_reserve(&w, 100);
 
     for (i = 0; i < 3; i++) {
         ref_of(&ref, i);
@@ -463,7 +463,7 @@ test_long_end(void)
 
         end_of(&ev, &info);
         ev.body.data = text;
-        ev.body.len = i == 0 ? 1998 : i == 1 ? 15000 : 5000;
+        ev.body.len = i == 0 ? 1998 : i == 1 ? 60000 : 5000;
 
         ok(agent_replay_finish(&replay, &ref, &info, &ev, NOW) == AGENT_OK &&
                agent_replay_end(&replay, &ref, NOW) == AGENT_OK,
@@ -489,9 +489,9 @@ test_long_end(void)
     agent_replay_claim(&replay, &ref, 1, AGENT_STR("t"), NOW + 9000000, &info);
     end_of(&ev, &info);
     ev.body.data = text;
-    ev.body.len = 20000;
+    ev.body.len = 70000;
     ok(agent_replay_finish(&replay, &ref, &info, &ev, NOW) == AGENT_TOO_LARGE,
-       "one that is longer than a slice is refused");
+       "one that is longer than 64 KB is refused");
 
     agent_window_free(&w);
     agent_stage_free(&s);

@@ -1,5 +1,6 @@
 
 #include "ngx_agent_curl.h"
+#include "ngx_agent_zone.h"
 
 #if (NGX_OPENSSL)
 #include <openssl/err.h>
@@ -290,6 +291,8 @@ ngx_agent_multi_socket(CURL *easy, curl_socket_t fd, int what, void *data,
         ngx_free_connection(c);
         c->fd = (ngx_socket_t) -1;
 
+        ngx_agent_stat_gauge(connections, -1);
+
         return 0;
     }
 
@@ -314,6 +317,8 @@ ngx_agent_multi_socket(CURL *easy, curl_socket_t fd, int what, void *data,
         c->read->resolver = 1;
 
         curl_multi_assign(m->handle, fd, c);
+
+        ngx_agent_stat_gauge(connections, 1);
     }
 
     if (ngx_agent_multi_watch(c->read, NGX_READ_EVENT, what & CURL_POLL_IN)

@@ -87,6 +87,10 @@ ngx_agent_prelude_last_word(ngx_agent_subscriber_t *s, agent_code_t code,
 
     s->last_word = 1;
 
+    if (code == AGENT_CODE_GAP) {
+        ngx_agent_stat_add(gaps, 1);
+    }
+
     return NGX_DECLINED;
 }
 

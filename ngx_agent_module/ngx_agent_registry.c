@@ -69,6 +69,11 @@ ngx_agent_registry_init_process(ngx_http_agent_main_conf_t *amcf)
 
     before = ngx_agent_shared->slots[ngx_process_slot];
 
+    if ((ngx_uint_t) ngx_process_slot < AGENT_REPLAY_SLOTS) {
+        ngx_memzero(&ngx_agent_shared->gauges[ngx_process_slot],
+                    sizeof(ngx_agent_gauges_t));
+    }
+
     ngx_agent_owner = ++ngx_agent_shared->owners;
     ngx_agent_shared->slots[ngx_process_slot] = ngx_agent_owner;
 
@@ -159,6 +164,7 @@ ngx_agent_registry_bury(ngx_agent_zone_t *zone, agent_run_ref_t *ref)
     ngx_agent_zone_unlock(zone);
 
     if (rc == AGENT_OK) {
+        ngx_agent_stat_add(errors[AGENT_CODE_WORKER_LOST], 1);
         ngx_agent_bell_ring(ref->key, &waiters, NGX_ERROR);
     }
 

@@ -2,6 +2,7 @@
 /* JSON answers, errors and the headers they share. */
 
 #include "ngx_http_agent.h"
+#include "ngx_agent_zone.h"
 
 
 ngx_int_t
@@ -138,6 +139,10 @@ ngx_http_agent_error(ngx_http_request_t *r, const agent_fault_t *fault)
     status = agent_code_status(fault->code);
 
     ctx = ngx_http_get_module_ctx(r, ngx_http_agent_module);
+
+    if (ctx && ctx->status == NULL && ngx_agent_shared) {
+        ngx_agent_stat_add(refused[fault->code], 1);
+    }
 
     if (ctx && ctx->finish_reason == NULL) {
         ctx->finish_reason = agent_code_name(fault->code);

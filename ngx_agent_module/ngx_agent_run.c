@@ -299,6 +299,8 @@ ngx_agent_run_create(ngx_http_request_t *r, ngx_http_agent_ctx_t *ctx,
 
     ngx_queue_insert_tail(&ngx_agent_runs, &run->queue);
 
+    ngx_agent_stat_add(started, 1);
+
     ngx_agent_feed_add(&run->feed, run->log);
 
     /* not cancelable: a worker that is asked to quit drains its runs first */
@@ -392,6 +394,9 @@ ngx_agent_run_call(ngx_agent_run_t *run)
     }
 
     agent_buf_init(&run->body, &agent_alloc_libc);
+
+    ngx_agent_stat_add(calls, 1);
+    ngx_agent_stat_gauge(calls, 1);
 
     run->state = NGX_AGENT_CALLING;
     run->model->inflight++;
@@ -599,11 +604,62 @@ ngx_agent_run_event(void *data, const agent_event_t *ev)
 
 
 static void
+ngx_agent_run_count_events(ngx_agent_run_t *run)
+{
+    uint64_t  n;
+
+    n = run->feed.store->next_seq(run->feed.events);
+
+    if (n != run->counted) {
+        ngx_agent_stat_add(events, n - run->counted);
+        run->counted = n;
+    }
+}
+
+
+static void
+ngx_agent_run_count(ngx_agent_run_t *run)
+{
+    ngx_agent_counters_t  *c;
+
+    c = &ngx_agent_shared->counters;
+
+    switch (run->status) {
+
+    case NGX_AGENT_RUN_ERROR:
+        ngx_agent_stat_add(errors[run->code], 1);
+
+        if (ngx_strncmp(agent_code_name(run->code), "upstream_", 9) == 0) {
+            ngx_agent_stat_add(failures, 1);
+        }
+
+        break;
+
+    case NGX_AGENT_RUN_CANCELLED:
+        ngx_agent_stat_add(cancelled, 1);
+        break;
+
+    default:
+        ngx_agent_stat_add(finished, 1);
+    }
+
+    ngx_agent_run_count_events(run);
+
+    if (run->has_first) {
+        ngx_agent_stat_time(&c->first_token, run->first_token);
+    }
+
+    ngx_agent_stat_time(&c->run_time, ngx_current_msec - run->started);
+}
+
+
+static void
 ngx_agent_run_over(ngx_agent_run_t *run)
 {
     run->state = NGX_AGENT_OVER;
 
     ngx_agent_run_log_write(run);
+    ngx_agent_run_count(run);
 
     ngx_agent_run_stop_call(run, run->status == NGX_AGENT_RUN_FINISHED);
     ngx_agent_feed_wake(&run->feed);
@@ -637,6 +693,8 @@ ngx_agent_run_stop_call(ngx_agent_run_t *run, ngx_uint_t reuse)
     }
 
     if (run->inflight) {
+        ngx_agent_stat_gauge(calls, -1);
+
         run->inflight = 0;
         run->model->inflight--;
 
@@ -787,6 +845,8 @@ ngx_agent_run_reason(ngx_agent_run_t *run)
 void
 ngx_agent_run_publish(ngx_agent_run_t *run)
 {
+    ngx_agent_run_count_events(run);
+
     if (run->feed.store->publish(run->feed.events, run->has_first)) {
         ngx_agent_prelude_checkpoint(run);
     }

@@ -70,6 +70,7 @@ struct ngx_agent_run_s {
     ngx_msec_t                   queued;       /* since when waiting */
     ngx_msec_t                   left;         /* the last reader left */
     ngx_msec_t                   unchecked;    /* a checkpoint failed */
+    uint64_t                     counted;      /* events, for agent_status */
     unsigned                     has_first:1;
     unsigned                     has_left:1;
     unsigned                     inflight:1;

@@ -127,6 +127,19 @@ ngx_agent_subscriber_attach(ngx_http_request_t *r, ngx_agent_feed_t *feed,
 
     ngx_agent_feed_join(feed, s);
 
+    if (!start->json) {
+        ngx_agent_stat_add(streams, 1);
+        ngx_agent_stat_gauge(streams, 1);
+    }
+
+    if (start->resume) {
+        ngx_agent_stat_add(resumed, 1);
+
+        if (*start->resume == 'u') {
+            ngx_agent_stat_add(unknown, 1);
+        }
+    }
+
     r->write_event_handler = ngx_agent_subscriber_write_handler;
     r->read_event_handler = ngx_http_test_reading;
 
@@ -247,6 +260,10 @@ ngx_agent_subscriber_detach(ngx_agent_subscriber_t *s)
 
     ngx_agent_subscriber_keep(s);
 
+    if (!s->start.json) {
+        ngx_agent_stat_gauge(streams, -1);
+    }
+
     s->feed = NULL;
     s->ctx->subscriber = NULL;
 
@@ -364,6 +381,10 @@ ngx_agent_subscriber_write(ngx_agent_subscriber_t *s)
 
         s->start.prelude = 0;
         s->start.seq = s->reader.seq;
+
+        if (rc == NGX_OK && *s->start.resume == 'g') {
+            ngx_agent_stat_add(gaps, 1);
+        }
     }
 
     if (!s->head) {
@@ -769,6 +790,8 @@ ngx_agent_subscriber_stream(ngx_agent_subscriber_t *s)
 
         if (s->terminal) {
 
+            ngx_agent_stat_add(bytes, n);
+
             /* nginx itself sends what is still buffered */
 
             ngx_agent_subscriber_finalize(s, rc);
@@ -786,6 +809,10 @@ ngx_agent_subscriber_stream(ngx_agent_subscriber_t *s)
             ngx_agent_subscriber_more(s);
             break;
         }
+    }
+
+    if (n) {
+        ngx_agent_stat_add(bytes, n);
     }
 
     clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
@@ -879,6 +906,10 @@ again:
         }
 
         s->lost = 0;
+
+        if (rc == NGX_OK) {
+            ngx_agent_stat_add(gaps, 1);
+        }
     }
 
     n = s->prelude.len - s->prelude_sent;

@@ -10,6 +10,7 @@
 
 #include "ngx_http_agent.h"
 #include "agent_replay.h"
+#include "ngx_agent_stat.h"
 
 
 typedef struct ngx_agent_zone_s  ngx_agent_zone_t;
@@ -82,6 +83,8 @@ typedef struct {
     ngx_atomic_t                 rung[AGENT_REPLAY_SLOTS];
     uint64_t                     dirty[AGENT_REPLAY_SLOTS]
                                       [NGX_AGENT_BELL_WORDS];
+    ngx_agent_counters_t         counters;
+    ngx_agent_gauges_t           gauges[AGENT_REPLAY_SLOTS];
 } ngx_agent_shared_t;
 
 extern ngx_agent_shared_t  *ngx_agent_shared;

@@ -148,6 +148,7 @@ typedef struct {
     ngx_str_t                    agent_name;
     ngx_agent_where_t            where;
     ngx_uint_t                   only_runs;        /* agent_resume */
+    ngx_uint_t                   stat;             /* format of agent_status */
 
     ngx_http_complex_value_t    *owner;            /* NULL: off */
     ngx_str_t                    owner_text;
@@ -276,6 +277,10 @@ ngx_int_t ngx_agent_read_file(ngx_conf_t *cf, ngx_str_t *path, size_t max,
 /* ngx_agent_endpoint.c */
 
 ngx_int_t ngx_http_agent_handler(ngx_http_request_t *r);
+
+/* ngx_agent_stat.c: agent_status */
+
+char *ngx_http_agent_stat(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
 
 /* ngx_agent_response.c */
 

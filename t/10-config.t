@@ -985,7 +985,6 @@ bad("$_->[1] in $_->[0]", { $_->[0] => "$_->[2] #!" },
         [ http     => agent_memory_zone => 'agent_memory_zone z:1m;' ],
         [ http     => agent_redis       => 'agent_redis r { }' ],
         [ server   => agent_csrf        => 'agent_csrf on;' ],
-        [ location => agent_status      => 'agent_status;' ],
         [ location => agent_wire        => 'agent_wire anvia;' ],
         [ location => agent_audit_log   => 'agent_audit_log a.log;' ],
         [ location => agent_chat        => 'agent_chat;' ],
@@ -1056,5 +1055,17 @@ warned('"env:" in an included file', {
     model => "provider openai;\nmodel x;\n$LOCAL\ninclude in-env.conf;",
     files => { 'in-env.conf' => "\nkey env:AGENT_T_KEY; #!\n" },
 }, $LOST);
+
+# --- agent_status -------------------------------------------------------------
+
+bad('an unknown format of agent_status',
+    { location => 'agent_status xml; #!' }, qr/unknown format "xml"/);
+bad('agent_status twice',
+    { location => "agent_status;\nagent_status; #!" },
+    qr/"agent_status" directive is duplicate/);
+bad('agent_status behind agent_pass',
+    { location => "agent_pass a;\nagent_owner off;\nagent_status; #!" },
+    qr/answers in this location already/);
+good('agent_status', { location => 'agent_status prometheus;' });
 
 $t->done;

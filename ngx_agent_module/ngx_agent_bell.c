@@ -261,6 +261,27 @@ ngx_agent_bell_poll(ngx_event_t *ev)
 }
 
 
+void
+ngx_agent_bell_check(void)
+{
+    ngx_uint_t  slot;
+
+    slot = (ngx_uint_t) ngx_process_slot;
+
+    if (slot < ngx_agent_nbells && ngx_agent_shared->rung[slot]) {
+        ngx_agent_bell_scan();
+    }
+}
+
+
+ngx_uint_t
+ngx_agent_bell_pending(void)
+{
+    return ngx_process_slot < AGENT_REPLAY_SLOTS
+           && ngx_agent_shared->rung[ngx_process_slot] != 0;
+}
+
+
 static void
 ngx_agent_bell_scan(void)
 {

@@ -173,6 +173,7 @@ struct ngx_agent_subscriber_s {
     agent_buf_t                  prelude;      /* frames to go first */
     size_t                       prelude_sent;
     agent_fault_t               *fault;        /* of a run elsewhere */
+    uint64_t                     unheard;      /* event nobody rang for, + 1 */
 
     unsigned                     head:1;       /* has been sent */
     unsigned                     waited:1;     /* 1 s has passed */

@@ -122,7 +122,7 @@ export AGENT_CORPUS AGENT_SCALE
 
 test: npm-deps
 	$(MAKE) all lint
-	$(MAKE) -j$$(nproc) test-bins
+	$(MAKE) -j$$(nproc) test-bins $(HOOK_MODULE)
 	$(MAKE) test-core
 	$(MAKE) test-module
 
@@ -131,7 +131,25 @@ test-bins: $(UNIT_BINS) $(UNIT_ASAN)
 test-core: test-bins
 	prove --timer -j2 $(UNIT_BINS) $(UNIT_ASAN)
 
-test-module: $(MODULE)
+# the module again, where a test can end a worker between any two stores into a
+# zone
+HOOK_MODULE := $(BUILD)/hook/ngx_http_agent_module.so
+HOOK_OBJ    := $(BUILD)/hook/hook.o
+HOOK_FLAGS  := -DAGENT_ZONE_HOOK
+
+$(HOOK_OBJ): t/hook/hook.c src/agent_zone.h
+	@mkdir -p $(@D)
+	$(CC) -O2 -g -fPIC $(CORE_WARN) $(HOOK_FLAGS) -Isrc -c -o $@ $<
+
+$(BUILD)/hook/Makefile: config build-nginx.sh Makefile $(BUILD)/sources \
+                        $(HOOK_OBJ)
+	AGENT_CFLAGS="$(HOOK_FLAGS)" AGENT_LDFLAGS="$(HOOK_OBJ)" \
+	./build-nginx.sh configure "$(BUILD)/hook" "$(NGINX_SRC)"
+
+$(HOOK_MODULE): $(BUILD)/hook/Makefile $(CORE_SRCS) $(GLUE_SRCS) $(HDRS)
+	./build-nginx.sh make "$(BUILD)/hook" "$(NGINX_SRC)"
+
+test-module: $(MODULE) $(HOOK_MODULE)
 	prove --timer -j2 -It/lib t/*.t
 
 # nginx from Debian's source with the module inside, ASan, UBSan and pools of
@@ -146,6 +164,7 @@ $(BUILD)/nginx-src/version:
 
 # each allocation of nginx, the glue and the core can be made to fail
 FAULT_OBJ  := $(BUILD)/asan/fault.o
+ASAN_OBJS  := $(FAULT_OBJ) $(BUILD)/asan/hook.o
 FAULT_WRAP := -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc \
               -Wl,--wrap=memalign,--wrap=posix_memalign
 
@@ -153,19 +172,24 @@ $(FAULT_OBJ): t/fault/fault.c
 	@mkdir -p $(@D)
 	$(CC) -O1 -g -fno-omit-frame-pointer $(CORE_WARN) -c -o $@ $<
 
+$(BUILD)/asan/hook.o: t/hook/hook.c src/agent_zone.h
+	@mkdir -p $(@D)
+	$(CC) -O1 -g -fno-omit-frame-pointer $(CORE_WARN) $(HOOK_FLAGS) -Isrc -c \
+	    -o $@ $<
+
 $(BUILD)/asan/Makefile: $(BUILD)/nginx-src/version config Makefile \
-                        $(BUILD)/sources | $(FAULT_OBJ)
+                        $(BUILD)/sources | $(ASAN_OBJS)
 	cd $(BUILD)/nginx-src/nginx && ./configure --prefix=$(BUILD)/asan \
 	    --with-debug --with-threads --with-http_ssl_module \
 	    --with-http_v2_module --with-http_auth_request_module \
-	    --with-http_realip_module --with-cc-opt="$(ASAN_FLAGS)" \
-	    --with-ld-opt="-fsanitize=address,undefined $(FAULT_WRAP) $(FAULT_OBJ)" \
+	    --with-http_realip_module --with-cc-opt="$(ASAN_FLAGS) $(HOOK_FLAGS)" \
+	    --with-ld-opt="-fsanitize=address,undefined $(FAULT_WRAP) $(ASAN_OBJS)" \
 	    --add-module=$(ROOT) --builddir=$(BUILD)/asan \
 	    > $(BUILD)/asan/configure.log
 
-$(ASAN_NGINX): $(BUILD)/asan/Makefile $(FAULT_OBJ) $(CORE_SRCS) $(GLUE_SRCS) \
+$(ASAN_NGINX): $(BUILD)/asan/Makefile $(ASAN_OBJS) $(CORE_SRCS) $(GLUE_SRCS) \
                $(HDRS)
-	rm -f $@          # nginx's makefile does not know of the object above
+	rm -f $@          # nginx's makefile does not know of the objects above
 	$(MAKE) -s -C $(BUILD)/nginx-src/nginx -f $(BUILD)/asan/Makefile
 
 asan: npm-deps
@@ -175,7 +199,7 @@ asan: npm-deps
 	UBSAN_OPTIONS=print_stacktrace=1 \
 	prove --timer -j2 -It/lib t/fault/*.t t/*.t
 
-soak: $(MODULE)
+soak: $(MODULE) $(HOOK_MODULE)
 	AGENT_SCALE=50 prove --timer -v -It/lib t/*.t
 
 # --- fuzzing ------------------------------------------------------------------

@@ -40,6 +40,8 @@ configure)
         cflags=${cflags//-ffile-prefix-map=*=. /}
         ldflags="$(dpkg-buildflags --get LDFLAGS) -fPIC"
     fi
+    cflags+=" ${AGENT_CFLAGS:-}"
+    ldflags+=" ${AGENT_LDFLAGS:-}"
     cd "$src"
     "$configure" --with-cc-opt="$cflags" --with-ld-opt="$ldflags" \
         "${flags[@]}" --add-dynamic-module="$here" --builddir="$out" \

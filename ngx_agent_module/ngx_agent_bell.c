@@ -25,6 +25,16 @@ static void ngx_agent_bell_poll(ngx_event_t *ev);
 static void ngx_agent_bell_scan(void);
 
 
+#ifdef AGENT_ZONE_HOOK
+
+/* a test may keep a bell from being heard, or end who rings it */
+
+int   (*ngx_agent_bell_mute)(void);
+void  (*ngx_agent_bell_ringing)(void);
+
+#endif
+
+
 /* of the master, inherited by all its workers, kept over reloads */
 
 static int         ngx_agent_bells[AGENT_REPLAY_SLOTS];
@@ -158,6 +168,12 @@ ngx_agent_bell_ring_slot(ngx_uint_t slot, ngx_uint_t run)
 {
     uint64_t  one = 1;
 
+#ifdef AGENT_ZONE_HOOK
+    if (ngx_agent_bell_mute && ngx_agent_bell_mute()) {
+        return;
+    }
+#endif
+
     (void) __atomic_fetch_or(&ngx_agent_shared->dirty[slot][run / 64],
                              (uint64_t) 1 << (run % 64), __ATOMIC_SEQ_CST);
 
@@ -166,6 +182,12 @@ ngx_agent_bell_ring_slot(ngx_uint_t slot, ngx_uint_t run)
     {
         return;
     }
+
+#ifdef AGENT_ZONE_HOOK
+    if (ngx_agent_bell_ringing) {
+        ngx_agent_bell_ringing();
+    }
+#endif
 
     /* it cannot fill up: the flag lets one ring at a time through */
 
@@ -236,6 +258,27 @@ ngx_agent_bell_poll(ngx_event_t *ev)
     }
 
     ngx_add_timer(ev, NGX_AGENT_BELL_POLL);
+}
+
+
+void
+ngx_agent_bell_check(void)
+{
+    ngx_uint_t  slot;
+
+    slot = (ngx_uint_t) ngx_process_slot;
+
+    if (slot < ngx_agent_nbells && ngx_agent_shared->rung[slot]) {
+        ngx_agent_bell_scan();
+    }
+}
+
+
+ngx_uint_t
+ngx_agent_bell_pending(void)
+{
+    return ngx_process_slot < AGENT_REPLAY_SLOTS
+           && ngx_agent_shared->rung[ngx_process_slot] != 0;
 }
 
 

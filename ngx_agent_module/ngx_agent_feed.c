@@ -347,6 +347,8 @@ ngx_agent_feed_tick(ngx_event_t *ev)
     owner = 0;
     known = 0;
 
+    ngx_agent_bell_check();
+
     /* feeds are only freed by their wake handler, so the list stays whole */
 
     for (q = ngx_queue_head(&ngx_agent_feeds);

@@ -92,6 +92,12 @@ ngx_agent_registry_init_process(ngx_http_agent_main_conf_t *amcf)
 void
 ngx_agent_registry_exit_process(void)
 {
+    if (ngx_agent_shared->bells_lost) {
+        ngx_log_error(NGX_LOG_WARN, ngx_cycle->log, 0,
+                      "agent: readers found events that nobody had told them "
+                      "of, %uA times so far", ngx_agent_shared->bells_lost);
+    }
+
     ngx_agent_shared->slots[ngx_process_slot] = 0;
 }
 

@@ -1000,6 +1000,7 @@ ngx_agent_run_tick(ngx_event_t *ev)
     ngx_agent_run_t  *run;
 
     ngx_agent_run_exiting();
+    ngx_agent_bell_check();
 
     shutdown = ngx_agent_shutdown_passed;
 

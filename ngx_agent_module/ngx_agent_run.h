@@ -175,6 +175,7 @@ struct ngx_agent_subscriber_s {
     ngx_agent_bytes_t           *snapshot;     /* and then; NULL: none */
     size_t                       snapshot_sent;
     agent_fault_t               *fault;        /* of a run elsewhere */
+    uint64_t                     unheard;      /* event nobody rang for, + 1 */
 
     unsigned                     head:1;       /* has been sent */
     unsigned                     waited:1;     /* 1 s has passed */

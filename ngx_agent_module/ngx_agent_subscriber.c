@@ -13,6 +13,7 @@
 #define NGX_AGENT_PIECE        16384
 #define NGX_AGENT_WAKE_BYTES   (64 * 1024)
 #define NGX_AGENT_HEAD_DELAY   1000
+#define NGX_AGENT_UNHEARD      1000
 
 
 static void ngx_agent_subscriber_cleanup(void *data);
@@ -1104,6 +1105,44 @@ ngx_agent_subscriber_timer_handler(ngx_event_t *ev)
 }
 
 
+/*
+ * Events of a run elsewhere that no bell told of must not be.  Its owner may
+ * just be about to ring, so they count when they are still there a second
+ * later.  NGX_AGAIN: look then.
+ */
+
+static ngx_int_t
+ngx_agent_subscriber_unheard(ngx_agent_subscriber_t *s)
+{
+    ngx_agent_feed_t      *feed;
+    ngx_agent_run_info_t   info;
+
+    feed = s->feed;
+
+    if (feed->run || s->lost || s->dirty || s->more.posted || feed->wake.posted
+        || ngx_agent_registry_info(feed->store->zone, feed->key, &info)
+           != NGX_OK
+        || info.generation != feed->store->generation(feed->events)
+        || info.next_seq <= s->reader.seq
+        || ngx_agent_bell_pending())
+    {
+        s->unheard = 0;
+        return NGX_OK;
+    }
+
+    if (s->unheard != s->reader.seq + 1) {
+        s->unheard = s->reader.seq + 1;
+        return NGX_AGAIN;
+    }
+
+    s->unheard = 0;
+
+    (void) ngx_atomic_fetch_add(&ngx_agent_shared->bells_lost, 1);
+
+    return NGX_OK;
+}
+
+
 static void
 ngx_agent_subscriber_heartbeat(ngx_agent_subscriber_t *s)
 {
@@ -1121,13 +1160,19 @@ ngx_agent_subscriber_heartbeat(ngx_agent_subscriber_t *s)
         return;
     }
 
-    ngx_add_timer(&s->timer, s->lcf->heartbeat);
-
     /* a client that still has bytes to take needs no more of them */
 
     if (s->busy) {
+        ngx_add_timer(&s->timer, s->lcf->heartbeat);
         return;
     }
+
+    if (ngx_agent_subscriber_unheard(s) == NGX_AGAIN) {
+        ngx_add_timer(&s->timer, NGX_AGENT_UNHEARD);
+        return;
+    }
+
+    ngx_add_timer(&s->timer, s->lcf->heartbeat);
 
     r = s->request;
 

@@ -113,5 +113,12 @@ ngx_uint_t ngx_agent_bell_index(const u_char *key);
 void ngx_agent_bell_ring(const u_char *key, const agent_waiters_t *w,
     ngx_int_t slot);
 
+/* who rings may die between its flag and the descriptor, and the flag keeps
+ * all others quiet: to be called now and then while somebody waits */
+void ngx_agent_bell_check(void);
+
+/* somebody has rung and that was not looked into yet */
+ngx_uint_t ngx_agent_bell_pending(void);
+
 
 #endif /* _NGX_AGENT_ZONE_H_INCLUDED_ */

@@ -8,6 +8,7 @@
 
 #ifdef AGENT_ZONE_HOOK
 void (*agent_zone_hook)(void);
+void (*agent_zone_look)(const agent_zone_head_t *head);
 #endif
 
 _Static_assert(sizeof(agent_object_t) <= 128, "an object leaves room to use");
@@ -164,6 +165,12 @@ agent_zone_enter(agent_zone_t *z, uint64_t who)
 void
 agent_zone_leave(agent_zone_t *z)
 {
+#ifdef AGENT_ZONE_HOOK
+    if (agent_zone_look != NULL) {
+        agent_zone_look(z->head);
+    }
+#endif
+
     agent_zone_set(z->head->busy, 0);
 }
 

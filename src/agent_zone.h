@@ -182,11 +182,13 @@ size_t agent_zone_copy(agent_zone_t *to, agent_zone_t *from,
                        agent_zone_check_pt want, void *ctx);
 
 /*
- * In builds with AGENT_ZONE_HOOK every store that others may see calls this
- * first, so that a test can end the process between any two.
+ * In builds with AGENT_ZONE_HOOK every store that others may see calls
+ * agent_zone_hook first, so that a test can end the process between any two,
+ * and agent_zone_look sees the header before the lock is given back.
  */
 #ifdef AGENT_ZONE_HOOK
 extern void (*agent_zone_hook)(void);
+extern void (*agent_zone_look)(const agent_zone_head_t *head);
 #define agent_zone_point()                                                     \
     do {                                                                       \
         if (agent_zone_hook != NULL) {                                         \

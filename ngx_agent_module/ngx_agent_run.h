@@ -175,6 +175,7 @@ struct ngx_agent_subscriber_s {
     agent_fault_t               *fault;        /* of a run elsewhere */
 
     unsigned                     head:1;       /* has been sent */
+    unsigned                     head_kept:1;  /* and nothing after it */
     unsigned                     waited:1;     /* 1 s has passed */
     unsigned                     terminal:1;   /* the last event was read */
     unsigned                     dirty:1;      /* to be told of news */

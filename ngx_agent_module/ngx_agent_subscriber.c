@@ -556,6 +556,7 @@ ngx_agent_subscriber_head(ngx_agent_subscriber_t *s)
     }
 
     s->head = 1;
+    s->head_kept = 1;
 
     rc = ngx_http_send_header(r);
 
@@ -776,8 +777,23 @@ ngx_agent_subscriber_stream(ngx_agent_subscriber_t *s)
             }
 
             if (out == NULL) {
+
+                /* nginx keeps a head back until something follows it */
+
+                if (s->head_kept) {
+                    s->head_kept = 0;
+
+                    if (ngx_http_send_special(r, NGX_HTTP_FLUSH) == NGX_ERROR)
+                    {
+                        ngx_agent_subscriber_finalize(s, NGX_ERROR);
+                        return;
+                    }
+                }
+
                 break;
             }
+
+            s->head_kept = 0;
 
             n += out->buf->last - out->buf->pos;
             s->feed->turn += out->buf->last - out->buf->pos;

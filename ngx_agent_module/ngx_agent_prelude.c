@@ -13,7 +13,8 @@
 
 #define NGX_AGENT_PRELUDES      (64 * 1024 * 1024)
 #define NGX_AGENT_PRELUDE_FOLD  (256 * 1024)    /* bytes in one turn */
-#define NGX_AGENT_CHECK_RETRY   1000
+#define NGX_AGENT_CHECK_LARGE   (256 * 1024)
+#define NGX_AGENT_CHECK_WAIT    5000            /* of a reader for one */
 
 
 typedef struct {
@@ -405,6 +406,15 @@ ngx_agent_prelude_elsewhere(ngx_agent_subscriber_t *s)
         return rc == NGX_DECLINED ? ngx_agent_prelude_checked(s) : rc;
     }
 
+    if (s->reader.seq == 0) {
+
+        /* what is to come is the whole run, and its messages may not all have
+         * been kept yet */
+
+        ngx_agent_prelude_unfold(s);
+        return NGX_OK;
+    }
+
     agent_buf_init(&kept, &agent_alloc_libc);
     agent_buf_init(&input, &agent_alloc_libc);
 
@@ -458,19 +468,23 @@ ngx_agent_prelude_check_event(void *data, const agent_event_t *ev)
 }
 
 
+/* it costs as much as was said so far, so the large ones are not made often */
+
 void
-ngx_agent_prelude_checkpoint(ngx_agent_run_t *run)
+ngx_agent_prelude_checkpoint(ngx_agent_run_t *run, ngx_uint_t now)
 {
+    ngx_msec_t   wait;
     agent_str_t  input;
     agent_buf_t  b;
 
-    if (ngx_current_msec - run->checked < NGX_AGENT_CHECK_RETRY
-        && run->checked)
-    {
+    wait = run->check_len > NGX_AGENT_CHECK_LARGE ? 1000 : 100;
+
+    if (!now && run->check_len && ngx_current_msec - run->checked < wait) {
+        run->check_due = 1;
         return;
     }
 
-    run->checked = ngx_current_msec;
+    run->check_due = 0;
 
     if (ngx_agent_run_input(run, &input) != NGX_OK) {
         return;
@@ -485,7 +499,35 @@ ngx_agent_prelude_checkpoint(ngx_agent_run_t *run)
         run->feed.store->checkpoint(run->feed.events, agent_buf_str(&b));
     }
 
+    run->checked = ngx_current_msec;
+    run->check_len = b.len;
+
     agent_buf_free(&b);
+}
+
+
+/*
+ * The checkpoint is being written anew, or events have gone since: the next one
+ * is not far, unless the run has no room for any.
+ */
+
+static ngx_int_t
+ngx_agent_prelude_wait(ngx_agent_subscriber_t *s, ngx_uint_t hope)
+{
+    if (!s->waiting) {
+        s->waiting = 1;
+        s->waits = ngx_current_msec;
+    }
+
+    if (hope && ngx_current_msec - s->waits < NGX_AGENT_CHECK_WAIT) {
+        return NGX_BUSY;
+    }
+
+    s->waiting = 0;
+
+    return ngx_agent_prelude_last_word(s, AGENT_CODE_GAP,
+                                       "events were lost and no snapshot of "
+                                       "the run is kept");
 }
 
 
@@ -508,26 +550,27 @@ ngx_agent_prelude_checked(ngx_agent_subscriber_t *s)
 
     if (ngx_agent_registry_info(feed->store->zone, feed->key, &info) != NGX_OK
         || info.gone
-        || info.generation != feed->store->generation(feed->events)
-        || info.check_seq == 0)
+        || info.generation != feed->store->generation(feed->events))
     {
-        rc = NGX_DECLINED;
-
-    } else {
-        rc = feed->store->kept(feed->events, info.check_seq, &kept);
+        return ngx_agent_prelude_wait(s, 0);
     }
+
+    /* what follows a checkpoint must be kept, or it leads nowhere */
+
+    rc = (info.check_seq == 0 || info.check_seq < info.first_seq)
+         ? NGX_DECLINED
+         : feed->store->kept(feed->events, info.check_seq, &kept);
 
     if (rc != NGX_OK) {
         agent_buf_free(&kept);
 
-        if (rc == NGX_ERROR) {
-            return NGX_ERROR;
-        }
-
-        return ngx_agent_prelude_last_word(s, AGENT_CODE_GAP,
-                                       "events were lost and no snapshot of "
-                                       "the run is kept");
+        return rc == NGX_ERROR
+               ? NGX_ERROR
+               : ngx_agent_prelude_wait(s, info.input
+                                        && !ngx_agent_status_over(info.status));
     }
+
+    s->waiting = 0;
 
     arc = ngx_agent_prelude_begin(s, &prelude, &out);
 

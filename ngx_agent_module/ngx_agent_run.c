@@ -584,6 +584,14 @@ ngx_agent_run_event(void *data, const agent_event_t *ev)
     info.usage = *agent_encoder_usage(run->encoder);
     info.content = run->has_first;
 
+    /* nobody can tell later what was said before the oldest event kept */
+
+    if (run->feed.store->publish(run->feed.events, run->has_first)
+        || run->check_due)
+    {
+        ngx_agent_prelude_checkpoint(run, 1);
+    }
+
     /* an event that the log did not take has not happened */
 
     if (run->feed.store->finish(run->feed.events, &info, ev) != NGX_OK) {
@@ -788,7 +796,7 @@ void
 ngx_agent_run_publish(ngx_agent_run_t *run)
 {
     if (run->feed.store->publish(run->feed.events, run->has_first)) {
-        ngx_agent_prelude_checkpoint(run);
+        ngx_agent_prelude_checkpoint(run, 0);
     }
 }
 
@@ -870,6 +878,10 @@ ngx_agent_run_check(ngx_agent_run_t *run, ngx_uint_t shutdown)
     }
 
     now = ngx_current_msec;
+
+    if (run->check_due) {
+        ngx_agent_prelude_checkpoint(run, 0);
+    }
 
     if (shutdown) {
         agent_fault_set(&fault, AGENT_CODE_WORKER_SHUTDOWN,

@@ -70,10 +70,12 @@ struct ngx_agent_run_s {
     ngx_msec_t                   queued;       /* since when waiting */
     ngx_msec_t                   left;         /* the last reader left */
     ngx_msec_t                   checked;      /* the last checkpoint */
+    size_t                       check_len;    /* its size; 0: none yet */
     unsigned                     has_first:1;
     unsigned                     has_left:1;
     unsigned                     inflight:1;
     unsigned                     in_queue:1;   /* of model->waiting */
+    unsigned                     check_due:1;  /* another checkpoint */
 };
 
 
@@ -165,8 +167,10 @@ struct ngx_agent_subscriber_s {
     ngx_chain_t                 *free;
     ngx_chain_t                 *busy;
     ngx_event_t                  timer;        /* head, then heartbeat */
-    ngx_event_t                  more;         /* posted: go on writing */
+    ngx_event_t                  more;         /* posted: go on writing; timer:
+                                                  look for a prelude */
     ngx_msec_t                   sent;         /* when bytes last left */
+    ngx_msec_t                   waits;        /* since then for a prelude */
 
     agent_fold_t                *fold;         /* of a run elsewhere */
     size_t                       folded;       /* bytes in this turn */
@@ -183,6 +187,7 @@ struct ngx_agent_subscriber_s {
     unsigned                     begun:1;      /* RUN_STARTED was sent */
     unsigned                     lost:1;       /* a prelude is to come */
     unsigned                     last_word:1;  /* prelude ends the stream */
+    unsigned                     waiting:1;    /* for a prelude */
 };
 
 /* attaches r to the feed; takes over the caller's reference of the request */
@@ -199,8 +204,9 @@ void ngx_agent_subscriber_exit_process(void);
 
 /*
  * Makes s->prelude, which stands for the events before s->reader.seq.  NGX_OK;
- * NGX_AGAIN: not all is read yet, call it in the next turn; NGX_DECLINED: a
- * last word was put there instead; NGX_ERROR.
+ * NGX_AGAIN: not all is read yet, call it in the next turn; NGX_BUSY: what it is
+ * made of will be there soon; NGX_DECLINED: a last word was put there instead;
+ * NGX_ERROR.
  */
 ngx_int_t ngx_agent_prelude(ngx_agent_subscriber_t *s);
 
@@ -215,8 +221,9 @@ ngx_int_t ngx_agent_prelude_last_word(ngx_agent_subscriber_t *s,
 
 void ngx_agent_prelude_drop(ngx_agent_subscriber_t *s);
 
-/* what readers elsewhere will need when the run's oldest events go */
-void ngx_agent_prelude_checkpoint(ngx_agent_run_t *run);
+/* what readers elsewhere will need when the run's oldest events go; at once, or
+ * when it is due */
+void ngx_agent_prelude_checkpoint(ngx_agent_run_t *run, ngx_uint_t now);
 
 
 #endif /* _NGX_AGENT_RUN_H_INCLUDED_ */

@@ -14,6 +14,7 @@
 #define NGX_AGENT_SPARE        64
 #define NGX_AGENT_WAKE_BYTES   (64 * 1024)
 #define NGX_AGENT_HEAD_DELAY   1000
+#define NGX_AGENT_LOOK_AGAIN   50
 
 
 typedef struct {
@@ -36,6 +37,8 @@ static ngx_int_t ngx_agent_subscriber_resumed(ngx_agent_subscriber_t *s);
 static void ngx_agent_subscriber_answer(ngx_agent_subscriber_t *s);
 static void ngx_agent_subscriber_answer_elsewhere(ngx_agent_subscriber_t *s);
 static void ngx_agent_subscriber_more(ngx_agent_subscriber_t *s);
+static void ngx_agent_subscriber_later(ngx_agent_subscriber_t *s,
+    ngx_int_t rc);
 static void ngx_agent_subscriber_write(ngx_agent_subscriber_t *s);
 static void ngx_agent_subscriber_stream(ngx_agent_subscriber_t *s);
 static ngx_int_t ngx_agent_subscriber_next(ngx_agent_subscriber_t *s,
@@ -349,6 +352,10 @@ ngx_agent_subscriber_detach(ngx_agent_subscriber_t *s)
         ngx_delete_posted_event(&s->more);
     }
 
+    if (s->more.timer_set) {
+        ngx_del_timer(&s->more);
+    }
+
     if (s->reading) {
         feed->store->unsubscribe(feed->events, &s->reader);
         s->reading = 0;
@@ -440,8 +447,8 @@ ngx_agent_subscriber_write(ngx_agent_subscriber_t *s)
 
         rc = ngx_agent_prelude(s);
 
-        if (rc == NGX_AGAIN) {
-            ngx_agent_subscriber_more(s);
+        if (rc == NGX_AGAIN || rc == NGX_BUSY) {
+            ngx_agent_subscriber_later(s, rc);
             return;
         }
 
@@ -747,6 +754,20 @@ ngx_agent_subscriber_more(ngx_agent_subscriber_t *s)
 }
 
 
+/* NGX_AGAIN of a prelude: in the next turn; NGX_BUSY: in a while */
+
+static void
+ngx_agent_subscriber_later(ngx_agent_subscriber_t *s, ngx_int_t rc)
+{
+    if (rc == NGX_AGAIN) {
+        ngx_agent_subscriber_more(s);
+
+    } else if (!s->more.timer_set) {
+        ngx_add_timer(&s->more, NGX_AGENT_LOOK_AGAIN);
+    }
+}
+
+
 static void
 ngx_agent_subscriber_stream(ngx_agent_subscriber_t *s)
 {
@@ -918,8 +939,8 @@ again:
             return NGX_ERROR;
         }
 
-        if (rc == NGX_AGAIN) {
-            ngx_agent_subscriber_more(s);
+        if (rc == NGX_AGAIN || rc == NGX_BUSY) {
+            ngx_agent_subscriber_later(s, rc);
             return NGX_OK;
         }
 

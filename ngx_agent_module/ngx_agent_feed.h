@@ -50,6 +50,10 @@ void ngx_agent_feed_remove(ngx_agent_feed_t *feed);
 /* the newest feed of a key; NULL */
 ngx_agent_feed_t *ngx_agent_feed_find(const u_char *key);
 
+/* the same if it is of that run: its id may have had another, still read */
+ngx_agent_feed_t *ngx_agent_feed_of(ngx_agent_store_t *store,
+    const u_char *key, uint64_t generation);
+
 /*
  * The feed of a run that "info" tells of, found or made; freed when its last
  * subscriber leaves, or by the next wake if none comes.  NULL: no memory, or

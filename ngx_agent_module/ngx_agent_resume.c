@@ -217,14 +217,9 @@ ngx_agent_resume_info(void *data, ngx_int_t rc, ngx_agent_run_info_t *info)
 
     (void) ngx_agent_resume_parse(r, &resume);
 
-    feed = ngx_agent_feed_find(ctx->key);
+    feed = ngx_agent_feed_of(alcf->agent->store, ctx->key, info->generation);
 
-    if (feed == NULL || feed->store != alcf->agent->store
-        || feed->store->generation(feed->events) != info->generation)
-    {
-        feed = NULL;
-
-    } else if (feed->run) {
+    if (feed && feed->run) {
 
         /* what is said and not yet published counts here, and what of a run
          * without a zone was freed is known to its log only */

@@ -317,7 +317,10 @@ ngx_agent_prelude_fold_event(void *data, uint64_t generation, uint64_t seq,
     if (agent_event_is_terminal(ev->type)) {
         s->terminal = 1;
 
-        if (ev->type == AGENT_EV_RUN_ERROR) {
+        if (ev->type == AGENT_EV_RUN_FINISHED) {
+            s->finish = agent_fold_reason(ev->body);
+
+        } else {
             s->fault = ngx_pcalloc(s->request->pool, sizeof(agent_fault_t));
 
             if (s->fault == NULL

@@ -106,7 +106,11 @@ ngx_agent_resume_parse(ngx_http_request_t *r, ngx_agent_resume_t *resume)
 static ngx_int_t
 ngx_agent_resume_no_content(ngx_http_request_t *r)
 {
-    ngx_str_t  value = ngx_string("complete");
+    ngx_str_t              value = ngx_string("complete");
+    ngx_http_agent_ctx_t  *ctx;
+
+    ctx = ngx_http_get_module_ctx(r, ngx_http_agent_module);
+    ctx->resume = "complete";
 
     if (ngx_http_agent_add_header(r, "X-Agent-Resume", &value) != NGX_OK) {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;

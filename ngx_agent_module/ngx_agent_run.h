@@ -167,8 +167,7 @@ struct ngx_agent_subscriber_s {
     ngx_chain_t                 *free;
     ngx_chain_t                 *busy;
     ngx_event_t                  timer;        /* head, then heartbeat */
-    ngx_event_t                  more;         /* posted: go on writing; timer:
-                                                  look for a prelude */
+    ngx_event_t                  more;         /* posted, or a timer: go on */
     ngx_msec_t                   sent;         /* when bytes last left */
     ngx_msec_t                   waits;        /* since then for a prelude */
 
@@ -177,6 +176,7 @@ struct ngx_agent_subscriber_s {
     agent_buf_t                  prelude;      /* frames to go first */
     size_t                       prelude_sent;
     agent_fault_t               *fault;        /* of a run elsewhere */
+    agent_finish_t               finish;       /* why it ended, as it said */
 
     unsigned                     head:1;       /* has been sent */
     unsigned                     head_kept:1;  /* and nothing after it */
@@ -204,9 +204,9 @@ void ngx_agent_subscriber_exit_process(void);
 
 /*
  * Makes s->prelude, which stands for the events before s->reader.seq.  NGX_OK;
- * NGX_AGAIN: not all is read yet, call it in the next turn; NGX_BUSY: what it is
- * made of will be there soon; NGX_DECLINED: a last word was put there instead;
- * NGX_ERROR.
+ * NGX_AGAIN: not all is read yet, call it in the next turn; NGX_BUSY: what it
+ * is made of will be there soon; NGX_DECLINED: a last word was put there
+ * instead; NGX_ERROR.
  */
 ngx_int_t ngx_agent_prelude(ngx_agent_subscriber_t *s);
 

@@ -324,6 +324,9 @@ ngx_agent_subscriber_keep_info(ngx_agent_subscriber_t *s)
 
     } else if (info.status == NGX_AGENT_RUN_ERROR) {
         ctx->finish_reason = agent_code_name(info.code);
+
+    } else {
+        ctx->finish_reason = agent_finish_name(s->finish);
     }
 }
 
@@ -903,6 +906,10 @@ ngx_agent_subscriber_frame(void *data, uint64_t generation, uint64_t seq,
 
     if (agent_event_is_terminal(ev->type)) {
         fill->subscriber->terminal = 1;
+
+        if (ev->type == AGENT_EV_RUN_FINISHED) {
+            fill->subscriber->finish = agent_fold_reason(ev->body);
+        }
     }
 
     return AGENT_OK;

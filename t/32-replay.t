@@ -1117,4 +1117,48 @@ subtest 'clients' => sub {
     $_->close for $s, $z, values %z, values %h2, $h2slow;
 };
 
+subtest 'the access log' => sub {
+    my $s = $w->post($here, 'text 3; gate w; text 2');
+    ok($w->wait_seq($there, $s, 4), 'it runs');
+    my %live = map { ($_ => $w->open($both{$_}, 'GET', "$s->{url}/stream"))
+    } keys %both;
+    my $leaves = $w->open($there, 'GET', "$s->{url}/stream?after=2");
+    $leaves->read_event(5);
+    $leaves->close;
+    $w->open_gate('w');
+    AgentClient->read_all(10, $s, values %live);
+    my $n = @{ $s->events };
+    my $last = $s->events->[-1]{id};
+
+    for my $where (sort keys %both) {
+        my $pid = $both{$where};
+        $w->get($pid, "$s->{url}/stream?after=2");
+        $w->get($pid, "$s->{url}/stream?after=1-1");
+        $w->get($pid, "$s->{url}/stream", 'Last-Event-ID' => $last);
+    }
+
+    my $id = quotemeta $s->{id};
+    my %want = (
+        "POST 200 resume=- status=finished reason=stop in=9 out=4 events=$n" => 1,
+        "GET 200 resume=complete status=finished reason=stop in=9 out=4 events=$n"
+            => 4,
+        "GET 200 resume=unknown status=finished reason=stop in=9 out=4 events=$n"
+            => 2,
+        'GET 204 resume=complete' => 2,
+        'detached' => 1,
+    );
+    my %got;
+    $t->wait_for(sub {
+        %got = ();
+        for ($t->access_log =~ /^$id (.*resume=.*)$/mg) {
+            next if /^GET 200 resume=- /;
+            $got{ /status=detached/ ? 'detached' : /^(GET 204 \S+)/ ? $1
+                : $_ }++;
+        }
+        return keys %got == keys %want;
+    }, 5);
+    is_deeply(\%got, \%want, 'its lines') or diag explain \%got;
+    $_->close for $s, values %live;
+};
+
 $t->done;

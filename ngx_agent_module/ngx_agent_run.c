@@ -578,7 +578,6 @@ ngx_agent_run_event(void *data, const agent_event_t *ev)
     default:
         info.status = NGX_AGENT_RUN_ERROR;
         info.code = agent_encoder_fault(run->encoder)->code;
-        run->code = info.code;
     }
 
     info.usage = *agent_encoder_usage(run->encoder);
@@ -599,6 +598,7 @@ ngx_agent_run_event(void *data, const agent_event_t *ev)
     }
 
     run->status = info.status;
+    run->code = info.code;
 
     ngx_agent_run_over(run);
 

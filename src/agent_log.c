@@ -137,10 +137,7 @@ agent_stage_add(agent_stage_t *s, const agent_event_t *ev, uint64_t now)
     return AGENT_OK;
 }
 
-/*
- * The log's oldest unit goes.  Not the one that entries are being added to: 0.
- */
-static int
+int
 agent_replay_shift(agent_replay_t *r, agent_unit_t unit)
 {
     agent_unit_t first, next;

@@ -118,6 +118,10 @@ agent_unit_t agent_replay_find(const agent_replay_t *r,
 agent_unit_t agent_replay_own(const agent_replay_t *r,
                               const agent_run_ref_t *ref);
 
+/* The log's oldest unit goes; not the one that entries are being added to: 0.
+ */
+int agent_replay_shift(agent_replay_t *r, agent_unit_t unit);
+
 /* What is behind the last whole entry goes. */
 void agent_replay_cut(agent_replay_t *r, agent_unit_t unit);
 

@@ -550,6 +550,36 @@ agent_replay_kept(agent_replay_t *r, const agent_run_ref_t *ref, int checkpoint,
 
 /* --- the end -------------------------------------------------------------- */
 
+/* A terminal event that is larger than the reserve is worth the room, up to what
+ * one holding of the lock copies. */
+static agent_rc_t
+agent_replay_reserve(agent_replay_t *r, agent_unit_t unit, size_t size)
+{
+    agent_unit_t piece;
+    agent_object_t *o = agent_zone_object(&r->zone, unit);
+
+    if (size > AGENT_REPLAY_SLICE) {
+        return AGENT_TOO_LARGE;
+    }
+
+    while (size > o->count[AGENT_CHAIN_END] * AGENT_CHUNK_DATA) {
+        piece = agent_replay_unit(r);
+
+        if (piece != 0) {
+            agent_zone_push(&r->zone, unit, AGENT_CHAIN_END, piece);
+            continue;
+        }
+
+        r->trimmed = 1;
+
+        if (!agent_replay_shift(r, unit)) {
+            return AGENT_TOO_LARGE;
+        }
+    }
+
+    return AGENT_OK;
+}
+
 /*
  * The terminal event becomes an entry in the reserve, in units of its own, so
  * that its publication needs nothing.
@@ -574,8 +604,7 @@ agent_replay_keep_end(agent_replay_t *r, agent_unit_t unit,
     head[n++] = 0; /* no id */
     n += agent_varint_put(head + n, ev->body.len);
 
-    if (n + ev->body.len >
-        rec->object.count[AGENT_CHAIN_END] * AGENT_CHUNK_DATA) {
+    if (agent_replay_reserve(r, unit, n + ev->body.len) != AGENT_OK) {
         return AGENT_TOO_LARGE;
     }
 

@@ -1161,4 +1161,17 @@ subtest 'the access log' => sub {
     $_->close for $s, values %live;
 };
 
+# The last event of a run with many calls names them all.
+subtest 'a long end' => sub {
+    for my $n (80, 128) {
+        my $s = $w->post($here, "calls $n", whole => 1);
+        my $run = check_run($s->events, outcome => 'success',
+            finish => 'tool_calls', name => "$n calls");
+        is(scalar @{ $run->{last}{outcome}{pendingToolCallIds} // [] }, $n,
+            '... all are told of');
+        is_tail($w->get($there, "$s->{url}/stream"), $s, -1, '... elsewhere');
+        is($w->status($there, $s), 'finished', '... the status');
+    }
+};
+
 $t->done;

@@ -52,7 +52,11 @@ ngx_agent_resume_header(ngx_http_request_t *r)
 }
 
 
-/* NULL, or what is wrong; an empty cursor is none, as EventSource means it */
+/*
+ * NULL, or what is wrong; an empty cursor is none, as EventSource means it.  It
+ * sends its cursor to the same URL again, so the header wins over all of that:
+ * a client with a Last-Event-ID has not lost its state.
+ */
 
 static const char *
 ngx_agent_resume_parse(ngx_http_request_t *r, ngx_agent_resume_t *resume)
@@ -78,6 +82,7 @@ ngx_agent_resume_parse(ngx_http_request_t *r, ngx_agent_resume_t *resume)
     if (h && h->value.len) {
         value = h->value;
         resume->header = 1;
+        resume->join = 0;
 
     } else if (ngx_http_arg(r, (u_char *) "after", 5, &value) != NGX_OK) {
         return NULL;

@@ -16,6 +16,7 @@ package AgentReplay;
 #     reason N [SIZE]  of reasoning
 #     call I N [SIZE]  call number I begins or goes on, with N pieces
 #     calls N          N calls, each with an id of 40 characters
+#     callid N         a call with an id of N characters
 #     gate NAME        silence until open_gate(NAME)
 #     wait S           silence
 #     hang, cut        silence for good; the connection is closed
@@ -71,6 +72,14 @@ sub AgentUpstream::script_plan {
                         { name => "f$i", arguments => '' }),
                 map { $tool->($i, function => { arguments => $piece->() }) }
                     1 .. $a[1]);
+        }
+
+        if ($what eq 'callid') {
+            $calls[0]++;
+            return map { $tool->(0, %$_) } { id => 'c' x $a[0],
+                type => 'function', function => { name => 'f',
+                arguments => '' } }, map { { function =>
+                { arguments => $_ } } } '{"a":', '1', '}';
         }
 
         if ($what eq 'calls') {

@@ -848,11 +848,14 @@ ngx_http_agent_attach(ngx_http_request_t *r, ngx_http_agent_ctx_t *ctx,
         ctx->thread_id.len = info->thread_len;
     }
 
-    feed = ngx_agent_feed_find(ctx->key);
+    if (alcf->agent->store == &ngx_agent_local_store) {
+        feed = ngx_agent_feed_of(alcf->agent->store, ctx->key,
+                                 info->generation);
 
-    if (feed == NULL && !info->gone
-        && alcf->agent->store != &ngx_agent_local_store)
-    {
+    } else if (info->gone) {
+        feed = NULL;
+
+    } else {
         feed = ngx_agent_feed_open(alcf->agent, ctx->key, &ctx->run_id, info);
 
         if (feed == NULL) {

@@ -96,6 +96,19 @@ ngx_agent_feed_find(const u_char *key)
 
 
 ngx_agent_feed_t *
+ngx_agent_feed_of(ngx_agent_store_t *store, const u_char *key,
+    uint64_t generation)
+{
+    ngx_agent_feed_t  *feed;
+
+    feed = ngx_agent_feed_find(key);
+
+    return feed && feed->store == store
+           && store->generation(feed->events) == generation ? feed : NULL;
+}
+
+
+ngx_agent_feed_t *
 ngx_agent_feed_open(ngx_agent_t *agent, const u_char *key, ngx_str_t *id,
     ngx_agent_run_info_t *info)
 {
@@ -103,11 +116,9 @@ ngx_agent_feed_open(ngx_agent_t *agent, const u_char *key, ngx_str_t *id,
     ngx_pool_t        *pool;
     ngx_agent_feed_t  *feed;
 
-    feed = ngx_agent_feed_find(key);
+    feed = ngx_agent_feed_of(agent->store, key, info->generation);
 
-    if (feed && feed->store == agent->store
-        && feed->store->generation(feed->events) == info->generation)
-    {
+    if (feed) {
         return feed;
     }
 

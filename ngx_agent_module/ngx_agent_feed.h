@@ -34,6 +34,7 @@ typedef struct {
     uint64_t                     first;
     ngx_agent_reader_t           after;
     agent_buf_t                  marks;        /* what opens and closes */
+    agent_finish_t               finish;       /* as the last event says */
     unsigned                     terminal:1;
 } ngx_agent_frames_t;
 
@@ -110,6 +111,10 @@ void ngx_agent_feed_remove(ngx_agent_feed_t *feed);
 /* the newest feed of a key; NULL */
 ngx_agent_feed_t *ngx_agent_feed_find(const u_char *key);
 
+/* the same if it is of that run: its id may have had another, still read */
+ngx_agent_feed_t *ngx_agent_feed_of(ngx_agent_store_t *store,
+    const u_char *key, uint64_t generation);
+
 /*
  * The feed of a run that "info" tells of, found or made; freed when its last
  * subscriber leaves, or by the next wake if none comes.  NULL: no memory, or
@@ -145,12 +150,12 @@ void ngx_agent_bytes_done(ngx_buf_t *b);
 
 /*
  * The frames that follow reader->seq: NGX_OK with a reference to *bytes, the
- * reader has moved and "open" knows what they open; NGX_DONE: nothing new;
- * else as of read().
+ * reader has moved and "open" knows what they open; with *terminal, *finish is
+ * set; NGX_DONE: nothing new; else as of read().
  */
 ngx_int_t ngx_agent_frames_read(ngx_agent_feed_t *feed,
     ngx_agent_reader_t *reader, agent_open_t *open,
-    ngx_agent_bytes_t **bytes, ngx_uint_t *terminal);
+    ngx_agent_bytes_t **bytes, ngx_uint_t *terminal, agent_finish_t *finish);
 
 /* feed->common, made if need be; NULL: no memory */
 ngx_agent_common_t *ngx_agent_common(ngx_agent_feed_t *feed);

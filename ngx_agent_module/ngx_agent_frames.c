@@ -161,6 +161,10 @@ ngx_agent_frames_event(void *data, uint64_t generation, uint64_t seq,
 
     if (agent_event_is_terminal(ev->type)) {
         fill->frames->terminal = 1;
+
+        if (ev->type == AGENT_EV_RUN_FINISHED) {
+            fill->frames->finish = agent_fold_reason(ev->body);
+        }
     }
 
     return AGENT_OK;
@@ -232,6 +236,7 @@ ngx_agent_frames_make(ngx_agent_feed_t *feed, ngx_agent_reader_t *reader,
     agent_buf_init(&frames->marks, &agent_alloc_libc);
 
     frames->first = reader->seq;
+    frames->finish = AGENT_FINISH_UNKNOWN;
     frames->terminal = 0;
 
     fill.feed = feed;
@@ -305,7 +310,8 @@ ngx_agent_frames_make(ngx_agent_feed_t *feed, ngx_agent_reader_t *reader,
 
 ngx_int_t
 ngx_agent_frames_read(ngx_agent_feed_t *feed, ngx_agent_reader_t *reader,
-    agent_open_t *open, ngx_agent_bytes_t **bytes, ngx_uint_t *terminal)
+    agent_open_t *open, ngx_agent_bytes_t **bytes, ngx_uint_t *terminal,
+    agent_finish_t *finish)
 {
     char                 *p, *end;
     ngx_int_t             rc;
@@ -375,6 +381,7 @@ ngx_agent_frames_read(ngx_agent_feed_t *feed, ngx_agent_reader_t *reader,
 
     *bytes = frames->bytes;
     *terminal = frames->terminal;
+    *finish = frames->finish;
 
     (*bytes)->refs++;
 

@@ -13,7 +13,8 @@
 
 #define NGX_AGENT_PRELUDES      (64 * 1024 * 1024)
 #define NGX_AGENT_PRELUDE_FOLD  (256 * 1024)    /* bytes in one turn */
-#define NGX_AGENT_CHECK_RETRY   1000
+#define NGX_AGENT_CHECK_LARGE   (256 * 1024)
+#define NGX_AGENT_CHECK_WAIT    5000            /* of a reader for one */
 
 
 /* frames being made */
@@ -464,7 +465,10 @@ ngx_agent_prelude_fold_event(void *data, uint64_t generation, uint64_t seq,
     if (agent_event_is_terminal(ev->type)) {
         s->terminal = 1;
 
-        if (ev->type == AGENT_EV_RUN_ERROR) {
+        if (ev->type == AGENT_EV_RUN_FINISHED) {
+            s->finish = agent_fold_reason(ev->body);
+
+        } else {
             s->fault = ngx_pcalloc(s->request->pool, sizeof(agent_fault_t));
 
             if (s->fault == NULL
@@ -557,6 +561,15 @@ ngx_agent_prelude_elsewhere(ngx_agent_subscriber_t *s)
 
     seq = common->reader.seq;
 
+    if (seq == 0) {
+
+        /* what is to come is the whole run, and its messages may not all have
+         * been kept yet */
+
+        feed->store->seek(feed->events, &s->reader, 0);
+        return NGX_OK;
+    }
+
     if (!ngx_agent_snapshot_is(feed, seq)) {
 
         agent_buf_init(&kept, &agent_alloc_libc);
@@ -626,38 +639,41 @@ ngx_agent_prelude_check_event(void *data, const agent_event_t *ev)
 }
 
 
+/* it costs as much as was said so far, so the large ones are not made often */
+
 void
-ngx_agent_prelude_checkpoint(ngx_agent_run_t *run)
+ngx_agent_prelude_checkpoint(ngx_agent_run_t *run, ngx_uint_t now)
 {
-    ngx_int_t    rc;
+    ngx_msec_t   wait;
     agent_str_t  input;
     agent_buf_t  b;
 
-    /* where there was no room a moment ago there is none now */
+    wait = run->check_len > NGX_AGENT_CHECK_LARGE ? 1000 : 100;
 
-    if (run->unchecked
-        && ngx_current_msec - run->unchecked < NGX_AGENT_CHECK_RETRY)
-    {
+    if (!now && run->check_len && ngx_current_msec - run->checked < wait) {
+        run->check_due = 1;
         return;
     }
 
-    rc = ngx_agent_run_input(run, &input);
+    run->check_due = 0;
 
-    if (rc == NGX_OK) {
-        agent_buf_init(&b, &agent_alloc_libc);
-
-        if (agent_encoder_prelude(run->encoder, input, 0,
-                                  ngx_agent_prelude_check_event, &b)
-            == AGENT_OK)
-        {
-            rc = run->feed.store->checkpoint(run->feed.events,
-                                             agent_buf_str(&b));
-        }
-
-        agent_buf_free(&b);
+    if (ngx_agent_run_input(run, &input) != NGX_OK) {
+        return;
     }
 
-    run->unchecked = (rc == NGX_OK) ? 0 : ngx_current_msec;
+    agent_buf_init(&b, &agent_alloc_libc);
+
+    if (agent_encoder_prelude(run->encoder, input, 0,
+                              ngx_agent_prelude_check_event, &b)
+        == AGENT_OK)
+    {
+        run->feed.store->checkpoint(run->feed.events, agent_buf_str(&b));
+    }
+
+    run->checked = ngx_current_msec;
+    run->check_len = b.len;
+
+    agent_buf_free(&b);
 }
 
 
@@ -698,6 +714,31 @@ ngx_agent_prelude_replay(agent_buf_t *kept, ngx_uint_t started,
 }
 
 
+/*
+ * The checkpoint is being written anew, or events have gone since: the next one
+ * is not far, unless the run has no room for any.
+ */
+
+static ngx_int_t
+ngx_agent_prelude_wait(ngx_agent_subscriber_t *s, ngx_uint_t hope)
+{
+    if (!s->waiting) {
+        s->waiting = 1;
+        s->waits = ngx_current_msec;
+    }
+
+    if (hope && ngx_current_msec - s->waits < NGX_AGENT_CHECK_WAIT) {
+        return NGX_BUSY;
+    }
+
+    s->waiting = 0;
+
+    return ngx_agent_prelude_last_word(s, AGENT_CODE_GAP,
+                                       "events were lost and no snapshot of "
+                                       "the run is kept");
+}
+
+
 static ngx_int_t
 ngx_agent_prelude_checked(ngx_agent_subscriber_t *s)
 {
@@ -714,26 +755,27 @@ ngx_agent_prelude_checked(ngx_agent_subscriber_t *s)
 
     if (ngx_agent_registry_info(feed->store->zone, feed->key, &info) != NGX_OK
         || info.gone
-        || info.generation != feed->store->generation(feed->events)
-        || info.check_seq == 0)
+        || info.generation != feed->store->generation(feed->events))
     {
-        rc = NGX_DECLINED;
-
-    } else {
-        rc = feed->store->kept(feed->events, info.check_seq, &kept);
+        return ngx_agent_prelude_wait(s, 0);
     }
+
+    /* what follows a checkpoint must be kept, or it leads nowhere */
+
+    rc = (info.check_seq == 0 || info.check_seq < info.first_seq)
+         ? NGX_DECLINED
+         : feed->store->kept(feed->events, info.check_seq, &kept);
 
     if (rc != NGX_OK) {
         agent_buf_free(&kept);
 
-        if (rc == NGX_ERROR) {
-            return NGX_ERROR;
-        }
-
-        return ngx_agent_prelude_last_word(s, AGENT_CODE_GAP,
-                                       "events were lost and no snapshot of "
-                                       "the run is kept");
+        return rc == NGX_ERROR
+               ? NGX_ERROR
+               : ngx_agent_prelude_wait(s, info.input
+                                        && !ngx_agent_status_over(info.status));
     }
+
+    s->waiting = 0;
 
     if (!ngx_agent_snapshot_is(feed, info.check_seq)) {
 

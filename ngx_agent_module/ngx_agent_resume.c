@@ -52,7 +52,11 @@ ngx_agent_resume_header(ngx_http_request_t *r)
 }
 
 
-/* NULL, or what is wrong; an empty cursor is none, as EventSource means it */
+/*
+ * NULL, or what is wrong; an empty cursor is none, as EventSource means it.  It
+ * sends its cursor to the same URL again, so the header wins over all of that:
+ * a client with a Last-Event-ID has not lost its state.
+ */
 
 static const char *
 ngx_agent_resume_parse(ngx_http_request_t *r, ngx_agent_resume_t *resume)
@@ -78,6 +82,7 @@ ngx_agent_resume_parse(ngx_http_request_t *r, ngx_agent_resume_t *resume)
     if (h && h->value.len) {
         value = h->value;
         resume->header = 1;
+        resume->join = 0;
 
     } else if (ngx_http_arg(r, (u_char *) "after", 5, &value) != NGX_OK) {
         return NULL;
@@ -106,7 +111,11 @@ ngx_agent_resume_parse(ngx_http_request_t *r, ngx_agent_resume_t *resume)
 static ngx_int_t
 ngx_agent_resume_no_content(ngx_http_request_t *r)
 {
-    ngx_str_t  value = ngx_string("complete");
+    ngx_str_t              value = ngx_string("complete");
+    ngx_http_agent_ctx_t  *ctx;
+
+    ctx = ngx_http_get_module_ctx(r, ngx_http_agent_module);
+    ctx->resume = "complete";
 
     if (ngx_http_agent_add_header(r, "X-Agent-Resume", &value) != NGX_OK) {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
@@ -217,14 +226,9 @@ ngx_agent_resume_info(void *data, ngx_int_t rc, ngx_agent_run_info_t *info)
 
     (void) ngx_agent_resume_parse(r, &resume);
 
-    feed = ngx_agent_feed_find(ctx->key);
+    feed = ngx_agent_feed_of(alcf->agent->store, ctx->key, info->generation);
 
-    if (feed == NULL || feed->store != alcf->agent->store
-        || feed->store->generation(feed->events) != info->generation)
-    {
-        feed = NULL;
-
-    } else if (feed->run) {
+    if (feed && feed->run) {
 
         /* what is said and not yet published counts here */
 

@@ -583,11 +583,18 @@ ngx_agent_run_event(void *data, const agent_event_t *ev)
     default:
         info.status = NGX_AGENT_RUN_ERROR;
         info.code = agent_encoder_fault(run->encoder)->code;
-        run->code = info.code;
     }
 
     info.usage = *agent_encoder_usage(run->encoder);
     info.content = run->has_first;
+
+    /* nobody can tell later what was said before the oldest event kept */
+
+    if (run->feed.store->publish(run->feed.events, run->has_first)
+        || run->check_due)
+    {
+        ngx_agent_prelude_checkpoint(run, 1);
+    }
 
     /* an event that the log did not take has not happened */
 
@@ -596,6 +603,7 @@ ngx_agent_run_event(void *data, const agent_event_t *ev)
     }
 
     run->status = info.status;
+    run->code = info.code;
 
     ngx_agent_run_over(run);
 
@@ -848,7 +856,7 @@ ngx_agent_run_publish(ngx_agent_run_t *run)
     ngx_agent_run_count_events(run);
 
     if (run->feed.store->publish(run->feed.events, run->has_first)) {
-        ngx_agent_prelude_checkpoint(run);
+        ngx_agent_prelude_checkpoint(run, 0);
     }
 }
 
@@ -930,6 +938,10 @@ ngx_agent_run_check(ngx_agent_run_t *run, ngx_uint_t shutdown)
     }
 
     now = ngx_current_msec;
+
+    if (run->check_due) {
+        ngx_agent_prelude_checkpoint(run, 0);
+    }
 
     if (shutdown) {
         agent_fault_set(&fault, AGENT_CODE_WORKER_SHUTDOWN,

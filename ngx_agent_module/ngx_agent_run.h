@@ -69,12 +69,14 @@ struct ngx_agent_run_s {
     ngx_msec_t                   first_token;  /* ms after started */
     ngx_msec_t                   queued;       /* since when waiting */
     ngx_msec_t                   left;         /* the last reader left */
-    ngx_msec_t                   unchecked;    /* a checkpoint failed */
+    ngx_msec_t                   checked;      /* the last checkpoint */
+    size_t                       check_len;    /* its size; 0: none yet */
     uint64_t                     counted;      /* events, for agent_status */
     unsigned                     has_first:1;
     unsigned                     has_left:1;
     unsigned                     inflight:1;
     unsigned                     in_queue:1;   /* of model->waiting */
+    unsigned                     check_due:1;  /* another checkpoint */
 };
 
 
@@ -166,8 +168,9 @@ struct ngx_agent_subscriber_s {
     ngx_chain_t                 *free;
     ngx_chain_t                 *busy;
     ngx_event_t                  timer;        /* head, then heartbeat */
-    ngx_event_t                  more;         /* posted: go on writing */
+    ngx_event_t                  more;         /* posted, or a timer: go on */
     ngx_msec_t                   sent;         /* when bytes last left */
+    ngx_msec_t                   waits;        /* since then for a prelude */
 
     agent_fold_t                *fold;         /* of a run elsewhere */
     agent_buf_t                  prelude;      /* frames to go first */
@@ -176,8 +179,10 @@ struct ngx_agent_subscriber_s {
     size_t                       snapshot_sent;
     agent_fault_t               *fault;        /* of a run elsewhere */
     uint64_t                     unheard;      /* event nobody rang for, + 1 */
+    agent_finish_t               finish;       /* why it ended, as it said */
 
     unsigned                     head:1;       /* has been sent */
+    unsigned                     head_kept:1;  /* and nothing after it */
     unsigned                     waited:1;     /* 1 s has passed */
     unsigned                     terminal:1;   /* the last event was read */
     unsigned                     dirty:1;      /* to be told of news */
@@ -185,6 +190,7 @@ struct ngx_agent_subscriber_s {
     unsigned                     begun:1;      /* RUN_STARTED was sent */
     unsigned                     lost:1;       /* a prelude is to come */
     unsigned                     last_word:1;  /* prelude ends the stream */
+    unsigned                     waiting:1;    /* for a prelude */
 };
 
 /* attaches r to the feed; takes over the caller's reference of the request */
@@ -199,9 +205,9 @@ void ngx_agent_subscriber_pump(ngx_agent_subscriber_t *s);
 
 /*
  * Makes s->prelude and s->snapshot, which stand for the events before
- * s->reader.seq.  NGX_OK;
- * NGX_AGAIN: not all is read yet, call it in the next turn; NGX_DECLINED: a
- * last word was put there instead; NGX_ERROR.
+ * s->reader.seq.  NGX_OK; NGX_AGAIN: not all is read yet, call it in the next
+ * turn; NGX_BUSY: what it is made of will be there soon; NGX_DECLINED: a last
+ * word was put there instead; NGX_ERROR.
  */
 ngx_int_t ngx_agent_prelude(ngx_agent_subscriber_t *s);
 
@@ -217,8 +223,9 @@ ngx_int_t ngx_agent_prelude_last_word(ngx_agent_subscriber_t *s,
 void ngx_agent_prelude_drop(ngx_agent_subscriber_t *s);
 void ngx_agent_prelude_forget(ngx_agent_feed_t *feed);
 
-/* what readers elsewhere will need when the run's oldest events go */
-void ngx_agent_prelude_checkpoint(ngx_agent_run_t *run);
+/* what readers elsewhere will need when the run's oldest events go; at once, or
+ * when it is due */
+void ngx_agent_prelude_checkpoint(ngx_agent_run_t *run, ngx_uint_t now);
 
 
 #endif /* _NGX_AGENT_RUN_H_INCLUDED_ */

@@ -355,6 +355,12 @@ ngx_agent_shared_finish(ngx_agent_log_t *log, ngx_agent_run_info_t *info,
                              ev ? ev : &small, now);
 
     if (rc == AGENT_TOO_LARGE) {
+
+        /* what the readers are told is how it ended */
+
+        info->status = NGX_AGENT_RUN_ERROR;
+        info->code = AGENT_CODE_ZONE_FULL;
+
         rc = agent_replay_finish(&sl->zone->replay, &sl->ref, info, &small,
                                  now);
     }

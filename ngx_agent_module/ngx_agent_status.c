@@ -124,13 +124,15 @@ ngx_http_agent_status_info(void *data, ngx_int_t rc,
 {
     ngx_http_request_t *r = data;
 
-    char                   cursor[AGENT_CURSOR_MAX];
-    agent_str_t            text;
-    agent_buf_t            b;
-    ngx_agent_feed_t      *feed;
-    ngx_http_agent_ctx_t  *ctx;
+    char                        cursor[AGENT_CURSOR_MAX];
+    agent_str_t                 text;
+    agent_buf_t                 b;
+    ngx_agent_feed_t           *feed;
+    ngx_http_agent_ctx_t       *ctx;
+    ngx_http_agent_loc_conf_t  *alcf;
 
     ctx = ngx_http_get_module_ctx(r, ngx_http_agent_module);
+    alcf = ngx_http_get_module_loc_conf(r, ngx_http_agent_module);
 
     if (rc == NGX_DECLINED) {
         rc = ngx_http_agent_code(r, AGENT_CODE_NOT_FOUND,
@@ -152,11 +154,9 @@ ngx_http_agent_status_info(void *data, ngx_int_t rc,
 
     /* of a run that is here its log knows more than the record */
 
-    feed = ngx_agent_feed_find(ctx->key);
+    feed = ngx_agent_feed_of(alcf->agent->store, ctx->key, info->generation);
 
-    if (feed && feed->run && feed->run->state != NGX_AGENT_OVER
-        && feed->store->generation(feed->events) == info->generation)
-    {
+    if (feed && feed->run && feed->run->state != NGX_AGENT_OVER) {
         info->next_seq = feed->store->next_seq(feed->events);
     }
 

@@ -14,6 +14,7 @@
 #define NGX_AGENT_WAKE_BYTES   (64 * 1024)
 #define NGX_AGENT_HEAD_DELAY   1000
 #define NGX_AGENT_UNHEARD      1000
+#define NGX_AGENT_LOOK_AGAIN   50
 
 
 static void ngx_agent_subscriber_cleanup(void *data);
@@ -27,6 +28,8 @@ static ngx_int_t ngx_agent_subscriber_resumed(ngx_agent_subscriber_t *s);
 static void ngx_agent_subscriber_answer(ngx_agent_subscriber_t *s);
 static void ngx_agent_subscriber_answer_elsewhere(ngx_agent_subscriber_t *s);
 static void ngx_agent_subscriber_more(ngx_agent_subscriber_t *s);
+static void ngx_agent_subscriber_later(ngx_agent_subscriber_t *s,
+    ngx_int_t rc);
 static void ngx_agent_subscriber_write(ngx_agent_subscriber_t *s);
 static void ngx_agent_subscriber_stream(ngx_agent_subscriber_t *s);
 static ngx_int_t ngx_agent_subscriber_next(ngx_agent_subscriber_t *s,
@@ -244,6 +247,9 @@ ngx_agent_subscriber_keep_info(ngx_agent_subscriber_t *s)
 
     } else if (info.status == NGX_AGENT_RUN_ERROR) {
         ctx->finish_reason = agent_code_name(info.code);
+
+    } else {
+        ctx->finish_reason = agent_finish_name(s->finish);
     }
 }
 
@@ -274,6 +280,10 @@ ngx_agent_subscriber_detach(ngx_agent_subscriber_t *s)
 
     if (s->more.posted) {
         ngx_delete_posted_event(&s->more);
+    }
+
+    if (s->more.timer_set) {
+        ngx_del_timer(&s->more);
     }
 
     if (s->reading) {
@@ -369,8 +379,8 @@ ngx_agent_subscriber_write(ngx_agent_subscriber_t *s)
 
         rc = ngx_agent_prelude(s);
 
-        if (rc == NGX_AGAIN) {
-            ngx_agent_subscriber_more(s);
+        if (rc == NGX_AGAIN || rc == NGX_BUSY) {
+            ngx_agent_subscriber_later(s, rc);
             return;
         }
 
@@ -552,6 +562,7 @@ ngx_agent_subscriber_head(ngx_agent_subscriber_t *s)
     }
 
     s->head = 1;
+    s->head_kept = 1;
 
     rc = ngx_http_send_header(r);
 
@@ -742,6 +753,20 @@ ngx_agent_subscriber_more(ngx_agent_subscriber_t *s)
 }
 
 
+/* NGX_AGAIN of a prelude: in the next turn; NGX_BUSY: in a while */
+
+static void
+ngx_agent_subscriber_later(ngx_agent_subscriber_t *s, ngx_int_t rc)
+{
+    if (rc == NGX_AGAIN) {
+        ngx_agent_subscriber_more(s);
+
+    } else if (!s->more.timer_set) {
+        ngx_add_timer(&s->more, NGX_AGENT_LOOK_AGAIN);
+    }
+}
+
+
 static void
 ngx_agent_subscriber_stream(ngx_agent_subscriber_t *s)
 {
@@ -772,8 +797,23 @@ ngx_agent_subscriber_stream(ngx_agent_subscriber_t *s)
             }
 
             if (out == NULL) {
+
+                /* nginx keeps a head back until something follows it */
+
+                if (s->head_kept) {
+                    s->head_kept = 0;
+
+                    if (ngx_http_send_special(r, NGX_HTTP_FLUSH) == NGX_ERROR)
+                    {
+                        ngx_agent_subscriber_finalize(s, NGX_ERROR);
+                        return;
+                    }
+                }
+
                 break;
             }
+
+            s->head_kept = 0;
 
             n += out->buf->last - out->buf->pos;
             s->feed->turn += out->buf->last - out->buf->pos;
@@ -901,8 +941,8 @@ again:
             return NGX_ERROR;
         }
 
-        if (rc == NGX_AGAIN) {
-            ngx_agent_subscriber_more(s);
+        if (rc == NGX_AGAIN || rc == NGX_BUSY) {
+            ngx_agent_subscriber_later(s, rc);
             return NGX_OK;
         }
 
@@ -965,7 +1005,8 @@ again:
         goto again;
     }
 
-    rc = ngx_agent_frames_read(feed, &s->reader, &s->open, &bytes, &terminal);
+    rc = ngx_agent_frames_read(feed, &s->reader, &s->open, &bytes, &terminal,
+                               &s->finish);
 
     switch (rc) {
 

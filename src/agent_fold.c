@@ -372,10 +372,33 @@ agent_fold_counts(agent_fold_t *f, const agent_event_t *ev)
     f->output.provider.data = f->output.model.data - f->output.provider.len;
 }
 
+agent_finish_t
+agent_fold_reason(agent_str_t json)
+{
+    int i;
+    agent_str_t value, word;
+    agent_event_t in = {AGENT_EV_RUN_FINISHED, {NULL, 0}, {NULL, 0}};
+
+    if (agent_json_find(json, AGENT_STR("metadata"), &in.body) != AGENT_OK ||
+        agent_fold_member(&in, AGENT_STR("finishReason"), &word) != AGENT_OK) {
+        return AGENT_FINISH_UNKNOWN;
+    }
+
+    for (i = AGENT_FINISH_STOP; i <= AGENT_FINISH_CONTENT_FILTER; i++) {
+        value.data = agent_finish_name((agent_finish_t) i);
+        value.len = strlen(value.data);
+
+        if (agent_str_eq(word, value)) {
+            return (agent_finish_t) i;
+        }
+    }
+
+    return AGENT_FINISH_UNKNOWN;
+}
+
 static void
 agent_fold_finished(agent_fold_t *f, const agent_event_t *ev)
 {
-    int i;
     agent_str_t value, word;
     agent_event_t in = *ev;
 
@@ -390,21 +413,7 @@ agent_fold_finished(agent_fold_t *f, const agent_event_t *ev)
         }
     }
 
-    if (agent_json_find(ev->body, AGENT_STR("metadata"), &value) == AGENT_OK) {
-        in.body = value;
-
-        if (agent_fold_member(&in, AGENT_STR("finishReason"), &word) ==
-            AGENT_OK) {
-            for (i = AGENT_FINISH_STOP; i <= AGENT_FINISH_CONTENT_FILTER; i++) {
-                value.data = agent_finish_name((agent_finish_t) i);
-                value.len = strlen(value.data);
-
-                if (agent_str_eq(word, value)) {
-                    f->output.finish = (agent_finish_t) i;
-                }
-            }
-        }
-    }
+    f->output.finish = agent_fold_reason(ev->body);
 
     agent_fold_counts(f, ev);
 }

@@ -28,6 +28,9 @@ agent_rc_t agent_fold_prelude(const agent_fold_t *f, agent_str_t input,
 void agent_fold_answer(const agent_fold_t *f, agent_buf_t *b);
 int agent_fold_trimmed(const agent_fold_t *f);
 
+/* Why a run ended, of a RUN_FINISHED's JSON. */
+agent_finish_t agent_fold_reason(agent_str_t json);
+
 /* The message and code of a RUN_ERROR's JSON.  AGENT_OK or AGENT_INVALID. */
 agent_rc_t agent_fold_fault(agent_str_t json, agent_fault_t *fault,
                             const agent_alloc_t *alloc);

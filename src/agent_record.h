@@ -19,6 +19,10 @@
 
 #define AGENT_VARINT_MAX 5
 
+/* Bytes of a terminal event, of one that names a thousand open tool calls; it
+ * is rare, so it may be copied in one holding of the lock. */
+#define AGENT_REPLAY_END (64 * 1024)
+
 /* At the start of every unit of a log. */
 typedef struct {
     uint64_t seq; /* of the first entry that begins here; when none does, of the
@@ -118,7 +122,7 @@ agent_unit_t agent_replay_find(const agent_replay_t *r,
 agent_unit_t agent_replay_own(const agent_replay_t *r,
                               const agent_run_ref_t *ref);
 
-/* The log's oldest unit goes.  Not the one that entries are being added to: 0.
+/* The log's oldest unit goes; not the one that entries are being added to: 0.
  */
 int agent_replay_shift(agent_replay_t *r, agent_unit_t unit);
 

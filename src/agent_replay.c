@@ -5,10 +5,6 @@
 #define AGENT_REPLAY_STEPS 4  /* of housekeeping in one call */
 #define AGENT_REPLAY_EVICT 32 /* of eviction for one unit */
 
-/* Bytes of a terminal event, of one that names a thousand open tool calls; it
- * is rare, so it may be copied in one holding of the lock. */
-#define AGENT_REPLAY_END (64 * 1024)
-
 const char *
 agent_status_name(unsigned status)
 {
@@ -578,6 +574,36 @@ agent_replay_kept(agent_replay_t *r, const agent_run_ref_t *ref, int checkpoint,
 
 /* --- the end -------------------------------------------------------------- */
 
+/* A terminal event that is larger than the reserve is worth the room, up to what
+ * one holding of the lock copies. */
+static agent_rc_t
+agent_replay_reserve(agent_replay_t *r, agent_unit_t unit, size_t size)
+{
+    agent_unit_t piece;
+    agent_object_t *o = agent_zone_object(&r->zone, unit);
+
+    if (size > AGENT_REPLAY_END) {
+        return AGENT_TOO_LARGE;
+    }
+
+    while (size > o->count[AGENT_CHAIN_END] * AGENT_CHUNK_DATA) {
+        piece = agent_replay_unit(r);
+
+        if (piece != 0) {
+            agent_zone_push(&r->zone, unit, AGENT_CHAIN_END, piece);
+            continue;
+        }
+
+        r->trimmed = 1;
+
+        if (!agent_replay_shift(r, unit)) {
+            return AGENT_TOO_LARGE;
+        }
+    }
+
+    return AGENT_OK;
+}
+
 /*
  * The terminal event becomes an entry in the reserve, in units of its own, so
  * that its publication needs nothing.
@@ -602,26 +628,8 @@ agent_replay_keep_end(agent_replay_t *r, agent_unit_t unit,
     head[n++] = 0; /* no id */
     n += agent_varint_put(head + n, ev->body.len);
 
-    /* a long one takes more than the reserve, if need be of its own log */
-
-    while (n + ev->body.len >
-           rec->object.count[AGENT_CHAIN_END] * AGENT_CHUNK_DATA) {
-        piece = agent_replay_unit(r);
-
-        if (piece == 0 && agent_replay_shift(r, unit)) {
-            piece = agent_replay_unit(r);
-        }
-
-        if (piece == 0 || rec->object.count[AGENT_CHAIN_END] ==
-                              AGENT_REPLAY_END / AGENT_CHUNK_DATA) {
-            if (piece != 0) {
-                agent_zone_free(&r->zone, piece);
-            }
-
-            return AGENT_TOO_LARGE;
-        }
-
-        agent_zone_push(&r->zone, unit, AGENT_CHAIN_END, piece);
+    if (agent_replay_reserve(r, unit, n + ev->body.len) != AGENT_OK) {
+        return AGENT_TOO_LARGE;
     }
 
     for (piece = rec->object.chain[AGENT_CHAIN_END]; piece != 0;

@@ -24,6 +24,7 @@ typedef enum {
     NGX_AGENT_ROUTE_CAPABILITIES,   /* P/capabilities */
     NGX_AGENT_ROUTE_STATUS,         /* P/runs/{id} */
     NGX_AGENT_ROUTE_STREAM,         /* P/runs/{id}/stream */
+    NGX_AGENT_ROUTE_ROWS,           /* P/runs/{id}/events */
     NGX_AGENT_ROUTE_CANCEL          /* P/runs/{id}/cancel */
 } ngx_agent_route_e;
 
@@ -65,6 +66,7 @@ ngx_http_agent_handler(ngx_http_request_t *r)
         ngx_string("GET, HEAD"),
         ngx_string("GET, HEAD, DELETE"),
         ngx_string("GET"),
+        ngx_string("GET, HEAD"),
         ngx_string("POST")
     };
 
@@ -153,6 +155,9 @@ ngx_http_agent_handler(ngx_http_request_t *r)
 
     case NGX_AGENT_ROUTE_STREAM:
         return ngx_http_agent_stream(r, &route.id);
+
+    case NGX_AGENT_ROUTE_ROWS:
+        return ngx_http_agent_rows(r, &route.id);
 
     case NGX_AGENT_ROUTE_CANCEL:
         return ngx_http_agent_cancel(r, &route.id);
@@ -419,6 +424,11 @@ ngx_http_agent_run_route(ngx_str_t *s, ngx_str_t *last,
         return NGX_OK;
     }
 
+    if (s[1].len == 6 && ngx_strncmp(s[1].data, "events", 6) == 0) {
+        route->route = NGX_AGENT_ROUTE_ROWS;
+        return NGX_OK;
+    }
+
     if (s[1].len == 6 && ngx_strncmp(s[1].data, "cancel", 6) == 0) {
         route->route = NGX_AGENT_ROUTE_CANCEL;
         return NGX_OK;
@@ -434,6 +444,7 @@ ngx_http_agent_allowed(ngx_http_request_t *r, ngx_agent_route_e route)
     switch (route) {
 
     case NGX_AGENT_ROUTE_CAPABILITIES:
+    case NGX_AGENT_ROUTE_ROWS:
         return r->method & (NGX_HTTP_GET|NGX_HTTP_HEAD);
 
     case NGX_AGENT_ROUTE_STATUS:

@@ -21,6 +21,7 @@ typedef struct {
     uint32_t                 id_len;
     uint32_t                 body_len;
     uint32_t                 type;
+    uint64_t                 time;
 } ngx_agent_entry_t;
 
 
@@ -247,6 +248,7 @@ ngx_agent_local_append(ngx_agent_log_t *log, const agent_event_t *ev)
     entry.id_len = (uint32_t) ev->id.len;
     entry.body_len = (uint32_t) ev->body.len;
     entry.type = ev->type;
+    entry.time = ngx_agent_now();
 
     p = ngx_cpymem(chunk->data + chunk->used, &entry, sizeof(entry));
     p = ngx_cpymem(p, ev->id.data, ev->id.len);
@@ -490,6 +492,7 @@ ngx_agent_local_read(ngx_agent_log_t *log, ngx_agent_reader_t *reader,
         p += sizeof(entry);
 
         ev.type = entry.type;
+        ev.time = entry.time;
         ev.id.data = (char *) p;
         ev.id.len = entry.id_len;
         ev.body.data = (char *) p + entry.id_len;

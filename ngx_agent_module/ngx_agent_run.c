@@ -6,7 +6,7 @@
 
 
 #define NGX_AGENT_TICK          100
-#define NGX_AGENT_MAX_EVENT     (256 * 1024)
+#define NGX_AGENT_MAX_EVENT     (224 * 1024)   /* a row takes 240 KB */
 
 
 static void ngx_agent_run_call(ngx_agent_run_t *run);

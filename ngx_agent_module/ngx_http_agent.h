@@ -247,6 +247,10 @@ ngx_uint_t ngx_http_agent_ask(ngx_http_request_t *r, ngx_str_t *id,
 
 ngx_int_t ngx_http_agent_stream(ngx_http_request_t *r, ngx_str_t *id);
 
+/* ngx_agent_rows.c: the same */
+
+ngx_int_t ngx_http_agent_rows(ngx_http_request_t *r, ngx_str_t *id);
+
 /* ngx_agent_conf*.c: the agent_model and agent blocks */
 
 char *ngx_agent_model_block(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);

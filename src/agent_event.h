@@ -50,6 +50,7 @@ typedef struct {
     agent_str_t id; /* messageId or toolCallId, escaped text, of a delta and of
                          what opens or closes something; else empty */
     agent_str_t body; /* deltas: the delta, escaped text; else the JSON */
+    uint64_t time;    /* of an event read from a log: ms since the epoch */
 } agent_event_t;
 
 /*

@@ -377,7 +377,7 @@ agent_fold_reason(agent_str_t json)
 {
     int i;
     agent_str_t value, word;
-    agent_event_t in = {AGENT_EV_RUN_FINISHED, {NULL, 0}, {NULL, 0}};
+    agent_event_t in = {.type = AGENT_EV_RUN_FINISHED};
 
     if (agent_json_find(json, AGENT_STR("metadata"), &in.body) != AGENT_OK ||
         agent_fold_member(&in, AGENT_STR("finishReason"), &word) != AGENT_OK) {
@@ -425,7 +425,7 @@ agent_fold_fault(agent_str_t json, agent_fault_t *fault,
     int i;
     agent_str_t code, message, name;
     agent_buf_t plain;
-    const agent_event_t ev = {AGENT_EV_RUN_ERROR, {NULL, 0}, json};
+    const agent_event_t ev = {.type = AGENT_EV_RUN_ERROR, .body = json};
 
     if (agent_fold_member(&ev, AGENT_STR("code"), &code) != AGENT_OK ||
         agent_fold_member(&ev, AGENT_STR("message"), &message) != AGENT_OK) {

@@ -232,6 +232,7 @@ typedef struct {
     agent_unit_t *numbers;
     size_t room;
     size_t n;
+    uint64_t started; /* of the run, in ms since the epoch */
     uint64_t end;     /* events before it are whole */
     agent_buf_t body; /* of an event that spans units */
 } agent_window_t;

@@ -147,6 +147,7 @@ agent_replay_read(agent_replay_t *r, const agent_run_ref_t *ref,
         place->unit = 0;
     }
 
+    w->started = rec->started;
     w->end = rec->next_seq;
 
     if (place->seq >= rec->next_seq) {
@@ -358,6 +359,7 @@ agent_window_event(agent_window_t *w, agent_place_t *place,
     ev->type = (agent_event_type_t) e.type;
     ev->id.data = agent_window_data(w, begin) + e.id_at;
     ev->id.len = e.id_len;
+    ev->time = w->started + e.time;
 
     rc = agent_window_body(w, begin, e.body_at, e.body_len, &ev->body);
 

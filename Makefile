@@ -52,7 +52,7 @@ DEB_BUILD := gcc make libc6-dev nginx nginx-dev libcurl4-openssl-dev \
              libjansson-dev libhiredis-dev libssl-dev zlib1g-dev \
              libpcre2-dev dpkg-dev ca-certificates curl
 DEB_TEST  := perl libmojolicious-perl libio-socket-ssl-perl openssl \
-             libprotocol-http2-perl python3-prometheus-client \
+             libprotocol-http2-perl python3-prometheus-client chromium \
              clang-format cppcheck git patch \
              clang libclang-rt-14-dev
 

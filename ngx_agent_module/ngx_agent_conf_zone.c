@@ -37,6 +37,17 @@ ngx_agent_zone_name(ngx_conf_t *cf, ngx_str_t *value, ngx_agent_zone_t *zone)
         return NGX_ERROR;
     }
 
+    if (zone->name.len == NGX_AGENT_REGISTRY_NAME_LEN
+        && ngx_strncmp(zone->name.data, NGX_AGENT_REGISTRY_NAME,
+                       NGX_AGENT_REGISTRY_NAME_LEN)
+           == 0)
+    {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "\"%V\" is the module's own zone, use another name",
+                           &zone->name);
+        return NGX_ERROR;
+    }
+
     s.data = p + 1;
     s.len = value->data + value->len - s.data;
 

@@ -37,7 +37,7 @@ ngx_agent_registry_zone(ngx_conf_t *cf, ngx_http_agent_main_conf_t *amcf)
         return NGX_ERROR;
     }
 
-    ngx_str_set(&zone->name, "ngx_agent_registry");
+    ngx_str_set(&zone->name, NGX_AGENT_REGISTRY_NAME);
     zone->size = NGX_AGENT_REGISTRY_SIZE;
     zone->replay.retain = NGX_AGENT_REGISTRY_RETAIN;
     zone->replay.max_units = 8;

@@ -29,6 +29,10 @@ struct ngx_agent_zone_s {
 };
 
 
+#define NGX_AGENT_REGISTRY_NAME      "ngx_agent_registry"
+#define NGX_AGENT_REGISTRY_NAME_LEN  (sizeof(NGX_AGENT_REGISTRY_NAME) - 1)
+
+
 /* adds the zone to nginx's; "zone" lives in the configuration's pool */
 ngx_int_t ngx_agent_zone_add(ngx_conf_t *cf, ngx_agent_zone_t *zone);
 

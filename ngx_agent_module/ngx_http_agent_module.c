@@ -386,7 +386,9 @@ ngx_http_agent_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
 
     ngx_http_agent_owner_warn(cf, conf);
 
-    if (conf->only_runs && conf->whole) {
+    if (conf->only_runs
+        && (conf->whole || (clcf->exact_match && !clcf->noname)))
+    {
         ngx_log_error(NGX_LOG_EMERG, cf->log, 0,
                       "\"agent_resume\" needs a prefix location, the id of a "
                       "run comes behind the prefix, in %V:%ui",

@@ -1003,6 +1003,116 @@ bad("$_->[1] in $_->[0]", { $_->[0] => "$_->[2] #!" },
         [ agent    => input             => 'input { }' ],
     );
 
+# --- agent_replay_zone, replay_zone, agent_resume -----------------------------
+
+bad("agent_replay_zone $_", { http => "agent_replay_zone $_; #!" },
+    qr/zone "\Q@{[ s{ .*}{}r ]}\E" has no size, use for example "[^"]*:64m"/)
+    for 'runs', 'runs retain=1m', 'a.b';
+bad("agent_replay_zone $_", { http => "agent_replay_zone $_; #!" },
+    qr/invalid size of zone "\Q$_\E", use at least 256k, for example "z:64m"/)
+    for 'z:', 'z:0', 'z:-1', 'z:255k', 'z:1000', 'z:m', 'z:64mb', 'z:1t', 'z:1m:',
+    'z:1m:2m', 'z:99999999999999999999', 'z:99999999999999999g', 'z:1.5m';
+bad("agent_replay_zone $_->[0]", { http => "agent_replay_zone $_->[0]; #!" },
+    $_->[1])
+    for [ ':1m', qr/name/ ], [ '"a b:1m"', qr/name/ ], [ '"a\"b:1m"', qr/name/ ];
+bad("agent_replay_zone z:1m $_", { http => "agent_replay_zone z:1m $_; #!" },
+    qr/invalid parameter "\Q@{[ s{.* }{}r ]}\E", there are "retain=time" and/)
+    for 'retain', 'max=1m', 'redis=r', 'x', 'Retain=1m', 'max_runs=1m',
+    'retain=1m retain=1m', 'max_run=1m max_run=1m';
+bad("agent_replay_zone z:1m $_", { http => "agent_replay_zone z:1m $_; #!" },
+    qr/"\Q$_\E" must be a time between 1ms and 30d/)
+    for 'retain=', 'retain=0', 'retain=0s', 'retain=-1', 'retain=31d',
+    'retain=1x', 'retain=x', 'retain=1y', 'retain=99999999999999999999';
+bad("agent_replay_zone z:1m $_", { http => "agent_replay_zone z:1m $_; #!" },
+    qr/"\Q$_\E" must be a size of at least 32k/)
+    for 'max_run=', 'max_run=0', 'max_run=31k', 'max_run=-1', 'max_run=x',
+    'max_run=1h', 'max_run=99999999999999999999';
+bad("agent_replay_zone$_", { http => "agent_replay_zone$_; #!" },
+    qr/invalid number of arguments in "agent_replay_zone" directive/)
+    for '', ' z:1m retain=1m max_run=1m x';
+bad('duplicate agent_replay_zone',
+    { http => "agent_replay_zone z:1m;\nagent_replay_zone z:$_; #!" },
+    qr/duplicate zone "z"|"z" conflicts/) for '1m', '2m';
+bad('a zone of another module',
+    { http => "limit_req_zone \$host zone=z:1m rate=1r/s;\n"
+        . 'agent_replay_zone z:1m; #!' }, qr/"z" is already/);
+bad("the registry's name, $_",
+    { http => "agent_replay_zone ngx_agent_registry:$_; #!" },
+    qr/"ngx_agent_registry" is the module's own zone/) for '1m', '20m';
+bad('agent_replay_zone in server', { server => 'agent_replay_zone z:1m; #!' },
+    qr/"agent_replay_zone" directive is not allowed here/);
+good('agent_replay_zone', { http => join "\n", map {"agent_replay_zone $_;"}
+    'a:256k', 'b:1m retain=1ms', 'c:1024k max_run=32k', 'd:1m retain=30d',
+    'e:1M max_run=4m retain=10m', 'f-1_x:300000 max_run=1024m' });
+good('agent_replay_zone and no agent_pass',
+    { http => 'agent_replay_zone z:1m;', location => 'return 200;' });
+
+bad("replay_zone $_", { agent => "model m;\nreplay_zone $_; #!" },
+    qr/there is no "agent_replay_zone \Q$_\E:size;"/) for 'none', 'm', 'a', '$x';
+bad("replay_zone $_ for zone", { http => 'agent_replay_zone zone:1m;',
+    agent => "model m;\nreplay_zone $_; #!" },
+    qr/there is no "agent_replay_zone $_:size;"/) for 'zon', 'zones', 'Zone';
+bad('empty replay_zone', { agent => "model m;\nreplay_zone \"\"; #!" },
+    qr/"replay_zone" directive needs the name of an "agent_replay_zone"/);
+bad('duplicate replay_zone', { http => 'agent_replay_zone z:1m;',
+    agent => "model m;\nreplay_zone z;\nreplay_zone z; #!" },
+    qr/"replay_zone" directive is duplicate/);
+bad("replay_zone$_", { agent => "model m;\nreplay_zone$_; #!" },
+    qr/invalid number of arguments in "replay_zone" directive/)
+    for '', ' a b';
+good('replay_zone', { http => "agent_replay_zone y:1m;\nagent_replay_zone z:1m;",
+    agent => "model m;\nreplay_zone z;" });
+good('replay_zone before its zone', { agents =>
+    "agent a {\nmodel m;\nreplay_zone z;\n}\nagent_replay_zone z:1m;" });
+good('two zones, none named',
+    { http => "agent_replay_zone y:1m;\nagent_replay_zone z:1m;" });
+
+my $RESUME = "agent_owner off;\nagent_resume a;";
+
+good('agent_resume', { locations => <<'EOF' });
+location / { agent_owner off; agent_pass a; }
+location /streams/ { agent_owner off; agent_resume a; }
+location ^~ /s { agent_owner $remote_addr; agent_resume a;
+    limit_except GET { deny all; } if ($arg_x) { agent_owner $host; } }
+EOF
+good('agent_resume alone', { location => $RESUME });
+bad('agent_resume of an unknown agent',
+    { location => "agent_owner off;\nagent_resume none; #!" },
+    qr/unknown agent "none" in "agent_resume"/);
+bad('agent_resume without agent_owner', { location => 'agent_resume a; #!' },
+    qr/"agent_resume" needs "agent_owner"/);
+bad('empty agent_resume',
+    { location => "agent_owner off;\nagent_resume \"\"; #!" },
+    qr/"agent_resume" directive needs the name of an agent/);
+bad("agent_resume$_", { location => "agent_owner off;\nagent_resume$_; #!" },
+    qr/invalid number of arguments in "agent_resume" directive/)
+    for '', ' a b';
+bad("agent_resume in $_", { locations =>
+    "location $_ {\nagent_owner off;\nagent_resume a; #!\n}" },
+    qr/"agent_resume" needs a prefix location/)
+    for '~ ^/s', '~* /s/(.*)', '@s', '= /s';
+bad('agent_resume in an if of a regex location', { locations =>
+    "location ~ ^/s {\nagent_owner off;\nif (\$arg_x) {\n"
+        . "agent_resume a; #!\n}\n}" },
+    qr/"agent_resume" needs a prefix location/);
+bad("$_->[1] beside $_->[0]", { location =>
+    "agent_owner off;\n$_->[0] a;\n$_->[1] a; #!" },
+    qr/cannot stand beside the other of "agent_pass" and "agent_resume"/)
+    for [ 'agent_pass', 'agent_resume' ], [ 'agent_resume', 'agent_pass' ];
+bad('duplicate agent_resume', { location =>
+    "agent_owner off;\nagent_resume a;\nagent_resume a; #!" },
+    qr/"agent_resume" directive is duplicate/);
+bad('another handler behind agent_resume', { location =>
+    "agent_owner off;\nagent_resume a; #!\nproxy_pass http://127.0.0.1:9;" },
+    qr/a directive behind "agent_resume" takes its location over/);
+bad('another handler before agent_resume', { location =>
+    "agent_owner off;\nproxy_pass http://127.0.0.1:9;\nagent_resume a; #!" },
+    qr/a directive before "agent_resume" answers in this location already/);
+bad("agent_resume in $_", { $_ => 'agent_resume a; #!' },
+    qr/"agent_resume" directive is not allowed here/) for qw(http server);
+warned('a forged owner of agent_resume',
+    { location => "agent_resume a;\nagent_owner \$http_x; #!" }, $FORGED);
+
 # --- syntax and included files ------------------------------------------------
 
 bad('a block that is not closed',

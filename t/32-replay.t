@@ -520,6 +520,135 @@ subtest 'a fast run loses its beginning' => sub {
     }
 };
 
+# A reader that takes nothing while more than max_run is said: the END of what it
+# has open, a snapshot, what is open now; no second RUN_STARTED.
+subtest 'a live reader is overtaken' => sub {
+    my $burst = 'wait 0.02; text 5 1000;' x 20;
+    my %plan = (
+        'text goes on'    => "text 5 500; $burst gate %s; text 2",
+        'a call between'  => "reason 2 500; text 5 500; call 0 2; $burst"
+            . 'gate %s; call 1 2; text 2',
+        'open elsewhere'  => "reason 2 1500; reason 1; $burst call 0 3; call 1 1;"
+            . 'gate %s; call 1 1; call 0 1',
+        'over meanwhile'  => "text 5 500; $burst text 1",
+        'failed meanwhile' => "text 5 500; $burst cut",
+    );
+    my (%s, %r, @conn);
+    my $i = 0;
+
+    for my $name (sort keys %plan) {
+        my $s = $s{$name} = $w->post($here, undef, path => '/small',
+            input => { messages => [ @input, { id => 'o', role => 'user',
+                content => $plan{$name} =~ s/%s/o$i/r } ] });
+        $i++;
+        $s->read_until(sub { ($_[0]{id} // '') =~ /-2$/ }, 10);
+
+        for my $where (qw(here there)) {
+            push @conn, h2($both{$where}, window => 2000, auto => 0);
+            my $r = $r{"$name, $where"} = $conn[-1]->request('GET',
+                "$s->{url}/stream");
+            $r->{start} = $conn[-1];
+            $r->read_event(10);
+        }
+    }
+
+    AgentClient->read_all(5, $s{'over meanwhile'}, $s{'failed meanwhile'});
+    ok($w->wait_seq($there, $s{$_}, 100), "$_: it runs") for sort keys %s;
+    is(scalar(grep { length($_->{body}) > 2100 } values %r), 0,
+        'readers that take nothing');
+    $w->open_gate("o$_") for 0 .. $i - 1;
+    AgentClient->read_all(10, values %s);
+
+    for my $c (@conn) {
+        $c->{auto} = 1;
+        $c->credit($_, 1_000_000) for keys %{ $c->{streams} };
+        $c->flush;
+    }
+
+    AgentClient->read_all(10, values %r);
+
+    for my $key (sort keys %r) {
+        my ($name) = split /, /, $key;
+        my ($r, $s) = ($r{$key}, $s{$name});
+        my $run = check_run($r->events, $name =~ /^failed/
+            ? (code => 'upstream_truncated') : (outcome => 'success'),
+            name => "$key: legal");
+        my @types = @{ $run->{types} };
+        is(scalar(grep { $_ eq 'RUN_STARTED' } @types), 1, '... one start');
+        is(scalar(grep { $_ eq 'MESSAGES_SNAPSHOT' } @types), 1,
+            '... one snapshot, in place');
+        is_same($r, $s, '... the same messages', 1);
+        is($r->events->[-1]{raw}, $s->events->[-1]{raw}, '... the same end');
+    }
+
+    is(join('', map { $_->faults } @conn), '', 'HTTP/2');
+    $_->close for @conn, values %s;
+};
+
+# Readers that come at any moment, from any cursor, also a stale one, and leave.
+subtest 'at any moment' => sub {
+    my $scale = $ENV{AGENT_SCALE} || 1;
+    my $n = 40 * $scale;
+    my $plan = join ';', map { ('wait 0.004', 'text 2 30', $_ % 5 ? ()
+        : "call $_ 2 40", $_ % 7 ? () : 'reason 1 50') } 1 .. 120;
+
+    for my $path ('/chat', '/small') {
+        my $s = $w->post($here, $plan . (';text 30 900' x ($path eq '/small')),
+            path => $path);
+        $s->read_event(10);
+        my ($gen, @r, %bad) = $s->events->[0]{id} =~ /^(\d+)/;
+
+        for my $i (1 .. $n) {
+            $s->_fill(time + 1.2 / $n);
+            my $seq = @{ $s->events } - 1;
+            my $from = int rand $seq + 1;
+            my $how = (qw(join header after start unknown again))[ $i % 6 ];
+            my $pid = ($here, $there, $third)[ rand 3 ];
+            my $r = $how eq 'again' ? $w->again($pid, $s, whole => 0)
+                : $w->open($pid, 'GET', "$s->{url}/stream" . ({
+                    join => '?mode=join', after => "?after=$gen-$from",
+                    unknown => "?after=3-$from" }->{$how} // ''),
+                    $how eq 'header' ? { 'Last-Event-ID' => "$gen-$from" } : {});
+            @$r{qw(how from)} = ($how, $from);
+
+            if ($i % 4) {
+                push @r, $r;
+            } else {
+                $r->_fill(time + 0.002);
+                $r->close;
+            }
+        }
+
+        AgentClient->read_all(30, $s, @r);
+        my @all = @{ $s->events };
+        my $want = encode_json($w->messages($s->{input}{messages}, @all));
+        my %raw = map { ($_->{id} => $_->{raw}) } grep { $_->{id} } @all;
+
+        for my $r (@r) {
+            my @e = @{ $r->events };
+            my $what = "$r->{how} from $r->{from}";
+            my @had = $r->{how} =~ /^(?:header|after)$/
+                && $r->header('x-agent-resume') eq 'complete'
+                ? @all[ 0 .. $r->{from} ] : ();
+            my $got = encode_json($w->messages($s->{input}{messages}, @had, @e));
+            $bad{"$what: cut"}++ if !$r->{complete};
+            $bad{"$what: other messages"}++ if $got ne $want;
+            $bad{"$what: other bytes"}++ if grep { $_->{id} && $raw{ $_->{id} }
+                && $_->{data}{type} !~ /SNAPSHOT|_START$/
+                && $_->{raw} ne $raw{ $_->{id} } } @e;
+            my @seq = map { ($_->{id} // '') =~ /-(\d+)$/ ? $1 : () } @e;
+            $bad{"$what: not in order"}++ if grep { $seq[$_] <= $seq[ $_ - 1 ] }
+                1 .. $#seq;
+            $bad{"$what: no end"}++ if !@e
+                || $e[-1]{data}{type} ne 'RUN_FINISHED';
+        }
+
+        check_run(\@all, outcome => 'success', name => "$path: the run");
+        is_deeply(\%bad, {}, '... ' . @r . ' readers') or diag explain \%bad;
+        $_->close for $s, @r;
+    }
+};
+
 # The messages of a request are kept up to 256k; a larger one leaves nothing to
 # make a snapshot of.
 subtest 'large requests' => sub {

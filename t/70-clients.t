@@ -9,6 +9,7 @@ use warnings;
 use FindBin;
 use lib "$FindBin::Bin/lib";
 
+use AgentReplay;
 use AgentTest;
 use File::Copy qw(copy);
 use Mojo::JSON qw(decode_json);
@@ -31,17 +32,21 @@ my ($http, $locations) = agent_blocks(
         script   => 'slowhead,ms=2500',
         location => 'agent_heartbeat 1s;',
     },
+    plan  => { script => 'plan', agent => 'replay_zone runs;' },
+    tight => { script => 'plan', agent => 'replay_zone tight;' },
 );
 
 $t->conf(<<"CONF");
 %%GLOBALS%%
-worker_processes 1;
+worker_processes 2;
 events { worker_connections 256; }
 http {
     %%GLOBALS_HTTP%%
+    agent_replay_zone runs:4m;
+    agent_replay_zone tight:1m max_run=32k;
 $http
     server {
-        listen 127.0.0.1:%%PORT%%;
+        listen 127.0.0.1:%%PORT%% reuseport;
 $locations
     }
 }
@@ -51,7 +56,16 @@ $t->start;
 # Node finds packages from where the script is.
 my $script = "$npm/client-$$.mjs";
 copy("$FindBin::Bin/npm/client.mjs", $script) or die "$script: $!";
-END { unlink $script if $script && $t && $$ == $t->{owner} }
+
+# The class of docs/resume.md.
+my $class = $script =~ s/client-/resuming-/r;
+open my $docs, '<', "$FindBin::Bin/../docs/resume.md" or die "resume.md: $!";
+my ($code) = join('', <$docs>)
+    =~ m{^(    import \{ HttpAgent \}.*?^    \}\n)}ms or die 'resume.md has no class';
+open my $fh, '>', $class or die "$class: $!";
+print $fh $code, "export { ResumingAgent };\n";
+close $fh;
+END { unlink $script, $class if $script && $t && $$ == $t->{owner} }
 
 sub client {
     my ($mode, $path, @args) = @_;
@@ -92,5 +106,25 @@ client('error', '/busy', 429, 'upstream_rate_limited');
 client('late', '/late', 'upstream_error');
 $r = client('late', '/cut', 'upstream_truncated');
 is($r->{text}, 'Hello, ', 'text before the cut');
+
+# Each kind of prelude, to clients that hold nothing, or their own messages.
+my @cases = (
+    [ 'gate a; text 2',                                         0 ],
+    [ 'text 3; gate b; text 2',                                 3 ],
+    [ 'reason 3; gate c; reason 1; text 2',                     3 ],
+    [ 'reason 2; text 2; gate d; text 2',                       6 ],
+    [ 'text 2; call 0 2; gate e; call 0 3',                     5 ],
+    [ 'call 0 2; call 1 2; gate f; call 1 1; call 0 1; call 2 1', 5 ],
+    [ 'text 1; call 0 2; text 2; gate g; text 2; call 1 1',     5 ],
+    [ 'text 3; gate h; cut',                       4, 'RUN_ERROR' ],
+    [ 'text 2; call 0 2; gate i; cut',             6, 'RUN_ERROR' ],
+);
+$r = client('resume', '/plan', $t->dir,
+    map { (@$_[ 0, 1 ], $_->[2] // 'RUN_FINISHED') } @cases);
+is($r->{clients}, 24 * @cases, 'preludes');
+$r = client('resume', '/tight', $t->dir,
+    'text 50 1000; wait 0.2; text 50 1000; wait 0.2; text 50 1000; gate j;'
+        . 'text 2', 151, 'RUN_FINISHED');
+is($r->{clients}, 24, '... that stand for events which have gone');
 
 $t->done;

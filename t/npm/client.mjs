@@ -7,11 +7,14 @@
 // abort           abortRun() in the middle, then another run
 // error STATUS CODE   the POST fails with that status and code
 // late CODE       the run ends with RUN_ERROR of that code
+// resume DIR PLAN SEQ END ...  a run of each plan (AgentReplay), joined by other
+//                 clients at that event and after its end; DIR/gate-NAME opens
 //
 // Prints one JSON line {mode, ok, ...}; whatever the client warns about is a
 // failure, for its warnings are where it mends what a server did wrong.
 
 import { randomUUID } from 'node:crypto';
+import { writeFileSync } from 'node:fs';
 import { HttpAgent, verifyEvents } from '@ag-ui/client';
 import { EventSchemas } from '@ag-ui/core/schemas';
 import { from, lastValueFrom, toArray } from 'rxjs';
@@ -186,6 +189,130 @@ const modes = {
 
     return { code: end.code, text: textOf(events) };
   },
+};
+
+// The class of docs/resume.md, from next to this file; or, with a cursor that is
+// none of the run's, what it would do with that.
+async function resuming(messages, threadId, runId, cursor) {
+  const { ResumingAgent } = await import(
+    import.meta.url.replace('client-', 'resuming-')
+  );
+  const agent = new ResumingAgent({ url, threadId, initialMessages: messages });
+  const events = [];
+  agent.subscribe({
+    onEvent: ({ event }) => {
+      events.push(structuredClone(event));
+    },
+  });
+
+  if (cursor) {
+    agent.url = `${url}/runs/${runId}/stream`;
+    agent.requestInit = () => ({
+      method: 'GET',
+      headers: { 'Last-Event-ID': cursor },
+      signal: agent.abortController.signal,
+    });
+  }
+
+  const over = cursor ? agent.runAgent({ runId }) : agent.resume(runId);
+  return { agent, events, over };
+}
+
+// What a client holds, without what its reducer may add or leave out.
+const held = (agent) =>
+  agent.messages.map(({ id, role, content, toolCalls }) => ({
+    id,
+    role,
+    content: content || '',
+    toolCalls: (toolCalls ?? []).map((c) => ({
+      id: c.id,
+      name: c.function.name,
+      arguments: c.function.arguments,
+    })),
+  }));
+
+async function resume(dir, plan, seq, end) {
+  const threadId = randomUUID();
+  const runId = randomUUID();
+  const own = [
+    { id: 'sys', role: 'system', content: 'from the client' },
+    user('first'),
+    { id: 'old', role: 'assistant', content: 'second' },
+    user(plan),
+  ];
+  const whole = new HttpAgent({ url, threadId, initialMessages: own });
+  const all = run(whole, { runId });
+  const at = async () => {
+    const r = await fetch(`${url}/runs/${runId}`);
+    const id = r.ok ? (await r.json()).lastEventId : undefined;
+    return +(id?.split('-')[1] ?? -1);
+  };
+
+  for (const last = Date.now() + 10000; (await at()) < +seq; ) {
+    check(Date.now() < last, 'the run does not come that far');
+    await new Promise((done) => setTimeout(done, 20));
+  }
+
+  // several each, so that all workers are met
+  const clients = [];
+  const join = async (name) => {
+    for (let i = 0; i < 4; i++) {
+      clients.push(
+        [`${name} join`, await resuming([], threadId, runId)],
+        [`${name} unknown`, await resuming(own, threadId, runId, '1-1')],
+        [`${name} ahead`, await resuming(own, threadId, runId, '9999')],
+      );
+    }
+  };
+
+  await join('live');
+  await new Promise((done) => setTimeout(done, 100));
+  for (const [, name] of plan.matchAll(/gate (\w+)/g)) {
+    writeFileSync(`${dir}/gate-${name}`, '');
+  }
+
+  const { events } = await all;
+  await join('over');
+
+  const want = JSON.stringify(held(whole));
+  const last = events.at(-1);
+  check(last.type === end, `the run ended with ${last.type}`);
+
+  for (const [name, { agent, events, over }] of clients) {
+    await over;
+    const got = JSON.stringify(held(agent));
+    check(got === want, `${name}: ${got}, not ${want}`);
+    check(
+      JSON.stringify(events.at(-1)) === JSON.stringify(last),
+      `${name}: ended with ${JSON.stringify(events.at(-1))}`,
+    );
+    check(
+      events.filter((e) => /^RUN_(FINISHED|ERROR)$/.test(e.type)).length === 1,
+      `${name}: not one end`,
+    );
+    if (end === 'RUN_FINISHED') await checkEvents(events);
+  }
+
+  // a client that has resumed goes on with another run
+  const { agent } = clients[0][1];
+  agent.addMessage(user('text 1'));
+  const next = await run(agent);
+  check(textOf(next.events), 'no text in the next run');
+
+  return clients.length;
+}
+
+modes.resume = async (dir, ...cases) => {
+  let clients = 0;
+
+  while (cases.length) {
+    const [plan, seq, end] = cases.splice(0, 3);
+    clients += await resume(dir, plan, seq, end).catch((e) => {
+      throw new Error(`"${plan}": ${e?.message ?? e}`);
+    });
+  }
+
+  return { clients };
 };
 
 const out = { mode, ok: false };

@@ -1100,7 +1100,7 @@ subtest 'agent_resume' => sub {
     my $p = $w->post($there, 'text 1', path => '/streams/', whole => 1);
     is(outcome($p), '404 not_found', 'runs are not started here');
     is(outcome($w->get($there, "/streams/$_")), '404 not_found', "no \"$_\"")
-        for '', 'capabilities', "runs/$s->{id}", "$s->{id}/events",
+        for '', 'capabilities', "runs/$s->{id}", "$s->{id}/rows",
         "runs/$s->{id}/stream";
     my $r = $w->request($there, 'POST', $url, [], '{}');
     is(outcome($r), '405 method_not_allowed', 'POST of a run');

@@ -584,6 +584,13 @@ ngx_agent_run_event(void *data, const agent_event_t *ev)
     info.usage = *agent_encoder_usage(run->encoder);
     info.content = run->has_first;
 
+    /* from now on nothing of the log goes, and nothing can be added to it */
+
+    if (run->feed.store->incomplete(run->feed.events)) {
+        run->checked = 0;
+        ngx_agent_prelude_checkpoint(run);
+    }
+
     /* an event that the log did not take has not happened */
 
     if (run->feed.store->finish(run->feed.events, &info, ev) != NGX_OK) {

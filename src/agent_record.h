@@ -121,6 +121,9 @@ agent_unit_t agent_replay_own(const agent_replay_t *r,
 /* What is behind the last whole entry goes. */
 void agent_replay_cut(agent_replay_t *r, agent_unit_t unit);
 
+/* The checkpoint goes if it no longer reaches to what is kept. */
+void agent_replay_outdated(agent_replay_t *r, agent_unit_t unit);
+
 /* Nothing of the log is left but what comes; readers find a gap. */
 void agent_replay_hole(agent_replay_t *r, agent_unit_t unit, uint64_t next);
 

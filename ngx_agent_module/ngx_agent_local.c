@@ -354,6 +354,13 @@ ngx_agent_local_checkpoint(ngx_agent_log_t *log, agent_str_t events)
 
 
 static ngx_uint_t
+ngx_agent_local_incomplete(ngx_agent_log_t *log)
+{
+    return 0;
+}
+
+
+static ngx_uint_t
 ngx_agent_local_cancelled(ngx_agent_log_t *log)
 {
     ngx_uint_t  cancelled;
@@ -597,6 +604,7 @@ ngx_agent_store_t  ngx_agent_local_store = {
     ngx_agent_local_finish,
     ngx_agent_local_publish,
     ngx_agent_local_checkpoint,
+    ngx_agent_local_incomplete,
     ngx_agent_local_cancelled,
     ngx_agent_local_close,
     ngx_agent_local_subscribe,

@@ -98,6 +98,9 @@ struct ngx_agent_store_s {
     ngx_uint_t (*publish)(ngx_agent_log_t *log, ngx_uint_t content);
     ngx_int_t  (*checkpoint)(ngx_agent_log_t *log, agent_str_t events);
 
+    /* before the end: 1 when what was trimmed has no checkpoint */
+    ngx_uint_t (*incomplete)(ngx_agent_log_t *log);
+
     /* 1 when somebody asked this run to stop */
     ngx_uint_t (*cancelled)(ngx_agent_log_t *log);
 

@@ -591,7 +591,8 @@ ngx_agent_run_event(void *data, const agent_event_t *ev)
     /* nobody can tell later what was said before the oldest event kept */
 
     if (run->feed.store->publish(run->feed.events, run->has_first)
-        || run->check_due)
+        || run->check_due
+        || run->feed.store->incomplete(run->feed.events))
     {
         ngx_agent_prelude_checkpoint(run, 1);
     }

@@ -395,6 +395,28 @@ ngx_agent_shared_publish(ngx_agent_log_t *log, ngx_uint_t content)
 
 
 static ngx_uint_t
+ngx_agent_shared_incomplete(ngx_agent_log_t *log)
+{
+    ngx_uint_t               incomplete;
+    ngx_agent_shared_log_t  *sl = ngx_agent_shared_log(log);
+
+    if (sl->over) {
+        return 0;
+    }
+
+    (void) ngx_agent_shared_flush(sl, 0);
+
+    ngx_agent_zone_lock(sl->zone);
+
+    incomplete = agent_replay_needs_check(&sl->zone->replay, &sl->ref);
+
+    ngx_agent_zone_unlock(sl->zone);
+
+    return incomplete;
+}
+
+
+static ngx_uint_t
 ngx_agent_shared_cancelled(ngx_agent_log_t *log)
 {
     ngx_uint_t               cancelled;
@@ -714,6 +736,7 @@ ngx_agent_store_t  ngx_agent_shared_store = {
     ngx_agent_shared_finish,
     ngx_agent_shared_publish,
     ngx_agent_shared_checkpoint,
+    ngx_agent_shared_incomplete,
     ngx_agent_shared_cancelled,
     ngx_agent_shared_close,
     ngx_agent_shared_subscribe,

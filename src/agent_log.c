@@ -145,6 +145,18 @@ agent_stage_add(agent_stage_t *s, const agent_event_t *ev, uint64_t now)
     return AGENT_OK;
 }
 
+/* A checkpoint is of no use when events behind its place are gone. */
+void
+agent_replay_outdated(agent_replay_t *r, agent_unit_t unit)
+{
+    agent_record_t *rec = agent_record(r, unit);
+
+    if (rec->check_seq != 0 && rec->check_seq < rec->first_seq) {
+        agent_zone_set(rec->check_seq, 0);
+        agent_zone_clear(&r->zone, unit, AGENT_CHAIN_CHECK);
+    }
+}
+
 int
 agent_replay_shift(agent_replay_t *r, agent_unit_t unit)
 {
@@ -162,6 +174,7 @@ agent_replay_shift(agent_replay_t *r, agent_unit_t unit)
     agent_zone_set(rec->first_seq,
                    next != 0 ? agent_chunk(r, next)->seq : rec->next_seq);
     agent_zone_shift(&r->zone, unit, AGENT_CHAIN_LOG);
+    agent_replay_outdated(r, unit);
 
     return 1;
 }
@@ -223,6 +236,7 @@ agent_replay_hole(agent_replay_t *r, agent_unit_t unit, uint64_t next)
     agent_zone_set(rec->first_seq, next);
     agent_zone_set(rec->next_seq, next);
     agent_zone_clear(&r->zone, unit, AGENT_CHAIN_LOG);
+    agent_replay_outdated(r, unit);
 
     rec->write = 0;
     rec->write_at = 0;

@@ -129,6 +129,9 @@ int agent_replay_shift(agent_replay_t *r, agent_unit_t unit);
 /* What is behind the last whole entry goes. */
 void agent_replay_cut(agent_replay_t *r, agent_unit_t unit);
 
+/* The checkpoint goes if it no longer reaches to what is kept. */
+void agent_replay_outdated(agent_replay_t *r, agent_unit_t unit);
+
 /* Nothing of the log is left but what comes; readers find a gap. */
 void agent_replay_hole(agent_replay_t *r, agent_unit_t unit, uint64_t next);
 

@@ -514,6 +514,22 @@ agent_replay_wants_check(agent_replay_t *r, const agent_run_ref_t *ref)
                 r->max_units / 2);
 }
 
+/* What is gone by the end is missing for good. */
+int
+agent_replay_needs_check(agent_replay_t *r, const agent_run_ref_t *ref)
+{
+    agent_unit_t unit = agent_replay_own(r, ref);
+    const agent_record_t *rec;
+
+    if (unit == 0) {
+        return 0;
+    }
+
+    rec = agent_record(r, unit);
+
+    return rec->first_seq != 0 && rec->check_seq == 0;
+}
+
 void
 agent_replay_uncheck(agent_replay_t *r, const agent_run_ref_t *ref)
 {
@@ -855,6 +871,8 @@ agent_replay_check(agent_zone_t *z, agent_unit_t unit, void *ctx)
     if (rec->object.count[AGENT_CHAIN_CHECK] == 0) {
         rec->check_seq = 0;
     }
+
+    agent_replay_outdated(r, unit);
 
     if (rec->gone) {
         unsigned i;

@@ -154,6 +154,10 @@ agent_rc_t agent_replay_checked(agent_replay_t *r, const agent_run_ref_t *ref,
 /* 1 when a new checkpoint should be written before events have to go. */
 int agent_replay_wants_check(agent_replay_t *r, const agent_run_ref_t *ref);
 
+/* 1 when events have gone and no checkpoint stands for them: before the end one
+ * should be written. */
+int agent_replay_needs_check(agent_replay_t *r, const agent_run_ref_t *ref);
+
 /* Drops the checkpoint and what was added to a new one. */
 void agent_replay_uncheck(agent_replay_t *r, const agent_run_ref_t *ref);
 

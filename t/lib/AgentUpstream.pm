@@ -1120,6 +1120,22 @@ sub script_big {
     });
 }
 
+# count,kb=...[,delta=4096]: KB of "00000000 00000009 ...", each number the place
+# where it stands, so that any piece of it says whether it is whole.
+sub script_count {
+    my ($self, $r, $p) = @_;
+    my ($all, $delta) = (($p->{kb} // 64) * 1024, $p->{delta} // 4096);
+    my ($at, $text) = (0, '');
+
+    return _endless($r, $p, sub {
+        while ($at < $all && length $text < $delta) {
+            $text .= sprintf '%08d ', $at;
+            $at += 9;
+        }
+        return length $text ? substr $text, 0, $delta, '' : ();
+    });
+}
+
 # file,path=...[,slice=N]: the bytes of a recorded stream of the corpus, whole
 # or in slices of N.
 sub script_file {

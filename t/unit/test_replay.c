@@ -139,7 +139,7 @@ static const char last_words[] =
 /* longer than the reserve: the last words and blanks behind them */
 #define LONG_END 9000
 
-static char end_text[2 * AGENT_REPLAY_SLICE];
+static char end_text[2 * AGENT_REPLAY_END];
 
 static int
 is_last(const agent_event_t *ev)
@@ -560,6 +560,7 @@ test_kept(void)
 {
     char out[40000];
     size_t n, got = 0;
+    uint64_t seq;
     unsigned i, checks = 0;
     agent_stage_t s;
     agent_run_ref_t ref;
@@ -613,6 +614,21 @@ test_kept(void)
     ok(agent_replay_kept(&replay, &ref, 1, info.check_seq - 1, 0, out, 100,
                          &n) == AGENT_DECLINED,
        "but not as another");
+    ok(!agent_replay_needs_check(&replay, &ref), "it will do");
+
+    /* a run that goes on without another one */
+
+    for (i = 0; i < 30; i++) {
+        append_events(1, &ref, &s, 100, 900);
+    }
+
+    seq = info.check_seq;
+    agent_replay_info(&replay, ref.key, NOW, &info);
+    ok(info.first_seq > seq && info.check_seq == 0 &&
+           agent_replay_kept(&replay, &ref, 1, seq, 0, out, 100, &n) ==
+               AGENT_DECLINED,
+       "a checkpoint goes with the events that follow it");
+    ok(agent_replay_needs_check(&replay, &ref), "another one is missing");
     ok(quiet_failures == 0, "and all of it was right");
 
     agent_stage_free(&s);

@@ -1179,9 +1179,12 @@ ngx_agent_subscriber_heartbeat(ngx_agent_subscriber_t *s)
 
     ngx_add_timer(&s->timer, s->lcf->heartbeat);
 
-    /* a client that still has bytes to take needs no more of them */
+    /*
+     * A client that still has bytes to take needs no more of them, and a frame
+     * of a prelude may be on its way in pieces.
+     */
 
-    if (s->busy) {
+    if (s->busy || s->prelude_sent) {
         return;
     }
 

@@ -626,7 +626,9 @@ subtest 'at any moment' => sub {
 
         for my $r (@r) {
             my @e = @{ $r->events };
-            my $what = "$r->{how} from $r->{from}";
+            my $what = "$r->{how} from $r->{from} of $#all, $r->{status}";
+            next if $r->{how} eq 'header' && $r->{status} == 204
+                && $r->{from} == $#all;
             my @had = $r->{how} =~ /^(?:header|after)$/
                 && $r->header('x-agent-resume') eq 'complete'
                 ? @all[ 0 .. $r->{from} ] : ();

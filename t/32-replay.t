@@ -1325,4 +1325,86 @@ subtest 'a long end' => sub {
     }
 };
 
+subtest 'a reload' => sub {
+    my $s = $w->post($here, 'text 3; call 0 2; gate reload; call 0 1; text 2');
+    my $stop = $w->post($here, 'text 3; hang');
+    $s->read_until('TOOL_CALL_ARGS', 10);
+    $stop->read_until('TEXT_MESSAGE_CONTENT', 10);
+    my $far = $w->open($there, 'GET', "$s->{url}/stream");
+    $far->read_event(10);
+    ok($t->reload, 'reload');
+    $w->forget;
+    my ($new) = $w->workers;
+    my %live = (
+        tail => $w->open($new, 'GET', "$s->{url}/stream?after=2"),
+        join => $w->open($new, 'GET', "$s->{url}/stream?mode=join"),
+        post => $w->again($new, $s, whole => 0),
+        json => $w->again($new, $s, whole => 0, accept => 'application/json'),
+    );
+    $live{join}->read_until('TOOL_CALL_START', 10);
+    is($w->status($new, $s), 'running', 'a new worker knows the run');
+    is($w->request($new, 'DELETE', $stop->{url})->{status}, 202, '... stops one');
+    $stop->finish(5);
+    check_run($stop->events, outcome => 'cancelled');
+    $w->open_gate('reload');
+    AgentClient->read_all(10, $s, $far, values %live);
+    check_run($s->events, outcome => 'success', name => 'the run ends');
+    is($far->{body}, $s->{body}, '... for readers of other old workers');
+    is_tail($live{tail}, $s, 2, '... for those of new ones');
+    check_prelude($live{join}, $s, 'complete', '... joined');
+    is_same($live{join}, $s, '... the same messages');
+    is($live{post}{body}, $s->{body}, '... by a POST');
+    is($live{json}->json->{status}, 'finished', '... as JSON');
+    $_->close for $s, $stop, $far, values %live;
+    ok($t->wait_for(sub { !$t->workers('old') }, 10), 'the old workers leave');
+    is_tail($w->get($new, "$s->{url}/stream"), $s, -1, '... their runs do not');
+};
+
+subtest 'a worker dies' => sub {
+    my ($victim, $there, $third) = $w->workers;
+    $t->expect_log(qr/exited on signal 9/, qr/were lost with their worker/);
+    my $s = $w->post($victim, 'text 3; call 0 2; hang');
+    my $other = $w->post($there, 'text 3; gate dies; text 2');
+    $s->read_until('TOOL_CALL_ARGS', 10);
+    $other->read_until('TEXT_MESSAGE_CONTENT', 10);
+    ok($w->wait_seq($there, $s, 7), 'it runs');
+    my %live = (
+        start => $w->open($there, 'GET', "$s->{url}/stream"),
+        join  => $w->open($third, 'GET', "$s->{url}/stream?mode=join"),
+        json  => $w->again($third, $s, whole => 0, accept => 'application/json'),
+    );
+    $live{join}->read_until('TOOL_CALL_START', 10);
+    $live{start}->read_until('TOOL_CALL_START', 10);
+    my $bystander = $w->open($third, 'GET', "$other->{url}/stream");
+    my $then = time;
+    kill 'KILL', $victim;
+    AgentClient->read_all(10, values %live);
+    cmp_ok(time - $then, '<', 10, 'its readers are told');
+    check_run($live{$_}->events, code => 'worker_lost', name => "... $_")
+        for qw(start join);
+    is(outcome($live{json}), '500 worker_lost', '... as JSON')
+        or diag $live{json}{body};
+    is($live{start}->header('x-agent-resume'), 'complete', '... what was said');
+    is(scalar(grep { $_->{data}{type} eq 'TOOL_CALL_ARGS' }
+        @{ $live{start}->events }), 2, '... is kept');
+    ok($t->wait_for(sub {
+        3 == grep { $_ != $victim } $t->workers }, 10), 'another worker');
+    $w->forget;
+
+    for my $pid ($w->workers) {
+        my $r = $w->get($pid, "$s->{url}/stream");
+        is($r->{body}, $live{start}{body}, 'the stream, over');
+        is($w->get($pid, "$s->{url}/stream", 'Last-Event-ID' =>
+            $r->events->[-1]{id})->{status}, 204, '... its end');
+        is($w->again($pid, $s)->{body}, $r->{body}, '... by a POST');
+        is($w->request($pid, 'DELETE', $s->{url})->{status}, 204, '... DELETE');
+    }
+
+    $w->open_gate('dies');
+    AgentClient->read_all(10, $other, $bystander);
+    check_run($other->events, outcome => 'success', name => 'another run');
+    is($bystander->{body}, $other->{body}, '... and its reader elsewhere');
+    $_->close for $s, $other, $bystander, values %live;
+};
+
 $t->done;

@@ -103,7 +103,8 @@ $(CORE_LIB): $(CORE_OBJS)
 
 $(BUILD)/unit/%.t: t/unit/%.c $(CORE_LIB) $(wildcard t/unit/*.h)
 	@mkdir -p $(@D)
-	$(CC) $(CORE_CFLAGS) -Wno-conversion -Isrc -It/unit -o $@ $< $(CORE_LIB) -ljansson -lm
+	$(CC) $(CORE_CFLAGS) -Wno-conversion \
+	    -Wno-missing-field-initializers -Isrc -It/unit -o $@ $< $(CORE_LIB) -ljansson -lm
 
 $(BUILD)/core-asan/%.o: src/%.c $(wildcard src/*.h)
 	@mkdir -p $(@D)
@@ -114,7 +115,8 @@ $(CORE_ASAN): $(CORE_SRCS:src/%.c=$(BUILD)/core-asan/%.o)
 
 $(BUILD)/unit-asan/%.t: t/unit/%.c $(CORE_ASAN) $(wildcard t/unit/*.h)
 	@mkdir -p $(@D)
-	$(CC) $(ASAN_CFLAGS) -Wno-conversion -Isrc -It/unit -o $@ $< $(CORE_ASAN) -ljansson -lm
+	$(CC) $(ASAN_CFLAGS) -Wno-conversion \
+	    -Wno-missing-field-initializers -Isrc -It/unit -o $@ $< $(CORE_ASAN) -ljansson -lm
 
 # --- tests --------------------------------------------------------------------
 
@@ -221,13 +223,15 @@ $(FUZZ_CORE): $(CORE_SRCS:src/%.c=$(BUILD)/fuzz/core/%.o)
 	rm -f $@ && ar rcs $@ $^
 
 $(BUILD)/fuzz/%: t/fuzz/%.c $(wildcard src/*.h t/unit/*.h) $(FUZZ_CORE)
-	$(FUZZ_CC) $(ASAN_CFLAGS) -fsanitize=fuzzer -Wno-conversion -Isrc -It/unit \
+	$(FUZZ_CC) $(ASAN_CFLAGS) -fsanitize=fuzzer -Wno-conversion \
+	    -Wno-missing-field-initializers -Isrc -It/unit \
 	    -o $@ $< $(FUZZ_CORE) -ljansson -lm
 
 $(BUILD)/fuzz-seeds/%: t/fuzz/%.c t/fuzz/main.c $(wildcard src/*.h t/unit/*.h) \
                        $(CORE_ASAN)
 	@mkdir -p $(@D)
-	$(CC) $(ASAN_CFLAGS) -Wno-conversion -Isrc -It/unit -o $@ $< t/fuzz/main.c \
+	$(CC) $(ASAN_CFLAGS) -Wno-conversion \
+	    -Wno-missing-field-initializers -Isrc -It/unit -o $@ $< t/fuzz/main.c \
 	    $(CORE_ASAN) -ljansson -lm
 
 fuzz-seeds: $(FUZZ_SEEDS)

@@ -1201,9 +1201,12 @@ ngx_agent_subscriber_heartbeat(ngx_agent_subscriber_t *s)
         return;
     }
 
-    /* a client that still has bytes to take needs no more of them */
+    /*
+     * A client that still has bytes to take needs no more of them, and a frame
+     * of a prelude may be on its way in pieces.
+     */
 
-    if (s->busy) {
+    if (s->busy || s->prelude_sent || s->snapshot) {
         ngx_add_timer(&s->timer, s->lcf->heartbeat);
         return;
     }

@@ -53,6 +53,8 @@ typedef struct {
     uint32_t write_at;
     uint32_t write_time;
     uint32_t partial; /* bytes behind write_at of an entry not yet whole */
+    uint32_t number;  /* of the log's newest unit: a place that is in an older
+                         one is told by it, also across a hole */
     uint32_t checked; /* number of the unit at the last checkpoint */
     uint16_t slot;
     uint16_t thread_len;

@@ -24,7 +24,7 @@
 #include "agent_event.h"
 #include "agent_zone.h"
 
-#define AGENT_REPLAY_LAYOUT 1
+#define AGENT_REPLAY_LAYOUT 2
 #define AGENT_REPLAY_THREAD 512 /* bytes of a thread id */
 #define AGENT_REPLAY_SLOTS  256 /* process slots that can be rung */
 

@@ -325,7 +325,8 @@ subtest 'mode=join' => sub {
         my $s = $s{$name} = $w->post($here, undef, input => { messages => [
             @input, { id => "q-$i", role => 'user',
                 content => "$before; gate j$i; $after" } ] });
-        ok($w->wait_seq($there, $s, $before =~ /^(?:call 0 0)?$/ ? 0 : 3), "$name: it runs");
+        ok($w->wait_seq($there, $s, $before =~ /^(?:call 0 0)?$/ ? 0 : 3),
+            "$name: it runs");
 
         for my $where (qw(here there)) {
             my $get = sub {
@@ -376,7 +377,8 @@ subtest 'mode=join' => sub {
 subtest 'mode=join after other ends' => sub {
     for my $end (qw(cancelled error before_content)) {
         my $plan = { cancelled => 'text 2; call 0 2; hang',
-            error => 'text 2; call 0 2; cut', before_content => 'wait 1.3; cut' }
+            error => 'text 2; call 0 2; cut',
+            before_content => 'wait 1.3; cut' }
             ->{$end};
         my $s = $w->post($here, $plan);
 
@@ -410,7 +412,8 @@ subtest 'mode=join after other ends' => sub {
 # More than max_run: the log's beginning goes, a checkpoint stands for it.
 subtest 'the beginning is gone' => sub {
     my $plan = 'text 20 1000; gate g1;'
-        . 'wait 0.02; text 5 1000;' x 20 . 'gate g2; text 20 20; gate g3; text 3';
+        . 'wait 0.02; text 5 1000;' x 20
+        . 'gate g2; text 20 20; gate g3; text 3';
     my $s = $w->post($here, undef, path => '/small', input => { messages => [
         @input, { id => 'g', role => 'user', content => $plan } ] });
     ok($w->wait_seq($there, $s, 21), 'it runs');
@@ -520,16 +523,16 @@ subtest 'a fast run loses its beginning' => sub {
     }
 };
 
-# A reader that takes nothing while more than max_run is said: the END of what it
-# has open, a snapshot, what is open now; no second RUN_STARTED.
+# A reader that takes nothing while more than max_run is said: the END of what
+# it has open, a snapshot, what is open now; no second RUN_STARTED.
 subtest 'a live reader is overtaken' => sub {
     my $burst = 'wait 0.02; text 5 1000;' x 20;
     my %plan = (
         'text goes on'    => "text 5 500; $burst gate %s; text 2",
         'a call between'  => "reason 2 500; text 5 500; call 0 2; $burst"
             . 'gate %s; call 1 2; text 2',
-        'open elsewhere'  => "reason 2 1500; reason 1; $burst call 0 3; call 1 1;"
-            . 'gate %s; call 1 1; call 0 1',
+        'open elsewhere'  => "reason 2 1500; reason 1; $burst call 0 3;"
+            . 'call 1 1; gate %s; call 1 1; call 0 1',
         'over meanwhile'  => "text 5 500; $burst text 1",
         'failed meanwhile' => "text 5 500; $burst cut",
     );
@@ -608,7 +611,8 @@ subtest 'at any moment' => sub {
                 : $w->open($pid, 'GET', "$s->{url}/stream" . ({
                     join => '?mode=join', after => "?after=$gen-$from",
                     unknown => "?after=3-$from" }->{$how} // ''),
-                    $how eq 'header' ? { 'Last-Event-ID' => "$gen-$from" } : {});
+                    { $how eq 'header' ? ('Last-Event-ID' => "$gen-$from")
+                        : () });
             @$r{qw(how from)} = ($how, $from);
 
             if ($i % 4) {
@@ -626,11 +630,14 @@ subtest 'at any moment' => sub {
 
         for my $r (@r) {
             my @e = @{ $r->events };
-            my $what = "$r->{how} from $r->{from}";
+            my $what = "$r->{how} from $r->{from} of $#all, $r->{status}";
+            next if $r->{how} eq 'header' && $r->{status} == 204
+                && $r->{from} == $#all;
             my @had = $r->{how} =~ /^(?:header|after)$/
                 && $r->header('x-agent-resume') eq 'complete'
                 ? @all[ 0 .. $r->{from} ] : ();
-            my $got = encode_json($w->messages($s->{input}{messages}, @had, @e));
+            my $got = encode_json($w->messages($s->{input}{messages}, @had,
+                @e));
             $bad{"$what: cut"}++ if !$r->{complete};
             $bad{"$what: other messages"}++ if $got ne $want;
             $bad{"$what: other bytes"}++ if grep { $_->{id} && $raw{ $_->{id} }
@@ -843,7 +850,8 @@ subtest 'replaced' => sub {
         cmp_ok($new, '>', $old, '... with a larger generation');
 
         for my $l (sort keys %live) {
-            check_prelude($live{$l}, $again, 'unknown', "... $l, an old cursor");
+            check_prelude($live{$l}, $again, 'unknown',
+                "... $l, an old cursor");
             is_same($live{$l}, $again, '... the same messages');
         }
 
@@ -864,7 +872,8 @@ subtest 'replaced' => sub {
     is($w->request($there, 'DELETE', $s->{url})->{status}, 202, 'cancelled');
     $s->finish(10);
     my $again = $w->again($here, $s, whole => 0, input => { messages =>
-        [ { id => 'a', role => 'user', content => 'text 3; gate h; text 1' } ] });
+        [ { id => 'a', role => 'user',
+            content => 'text 3; gate h; text 1' } ] });
     ok($w->wait_seq($there, $again, 4), 'begun anew');
     my %join = map { ($_ => $w->again($both{$_}, $s, whole => 0)) } keys %both;
     $_->read_until('TEXT_MESSAGE_CONTENT', 5) for values %join;
@@ -898,7 +907,8 @@ subtest 'stopping' => sub {
                 "$how->[0] $where: 202");
             ok($u->wait_closed(1, 2), '... the call is closed at once');
             AgentClient->read_all(5, $s, $r, $json);
-            check_run($s->events, outcome => 'cancelled', name => '... the run');
+            check_run($s->events, outcome => 'cancelled',
+                name => '... the run');
             is($r->{body}, $s->{body}, '... its readers see it');
             is($json->json->{status}, 'cancelled', '... also as JSON');
             my ($e) = $u->connections;
@@ -1078,8 +1088,8 @@ subtest 'owners' => sub {
 
     $w->open_gate('own');
     is(outcome($w->get($there, "/of/runs/$_", @{ $as[0] })), '404 not_found',
-        "id \"$_\"") for 'x%0A', '%0Ax', 'x%0D%0AX-A:%20b', '%01', '%7F', 'x' x 600,
-        '%FF%FE';
+        "id \"$_\"") for 'x%0A', '%0Ax', 'x%0D%0AX-A:%20b', '%01', '%7F',
+        'x' x 600, '%FF%FE';
     is(outcome($w->get($there, "/of/runs/$_", @{ $as[0] })), $_ =~ m{^/|%2E}
         ? '400 bad_request' : '404 not_found', "path \"$_\"")
         for '', '/', '/stream', '%2E%2E', '%2E%2E/stream';
@@ -1273,12 +1283,11 @@ subtest 'the access log' => sub {
     }
 
     my $id = quotemeta $s->{id};
+    my $end = "status=finished reason=stop in=9 out=4 events=$n";
     my %want = (
-        "POST 200 resume=- status=finished reason=stop in=9 out=4 events=$n" => 1,
-        "GET 200 resume=complete status=finished reason=stop in=9 out=4 events=$n"
-            => 4,
-        "GET 200 resume=unknown status=finished reason=stop in=9 out=4 events=$n"
-            => 2,
+        "POST 200 resume=- $end"        => 1,
+        "GET 200 resume=complete $end"  => 4,
+        "GET 200 resume=unknown $end"   => 2,
         'GET 204 resume=complete' => 2,
         'detached' => 1,
     );
@@ -1321,6 +1330,90 @@ subtest 'a long end' => sub {
         is_tail($w->get($there, "$s->{url}/stream"), $s, -1, '... elsewhere');
         is($w->status($there, $s), 'finished', '... the status');
     }
+};
+
+subtest 'a reload' => sub {
+    my $s = $w->post($here, 'text 3; call 0 2; gate reload; call 0 1; text 2');
+    my $stop = $w->post($here, 'text 3; hang');
+    $s->read_until('TOOL_CALL_ARGS', 10);
+    $stop->read_until('TEXT_MESSAGE_CONTENT', 10);
+    my $far = $w->open($there, 'GET', "$s->{url}/stream");
+    $far->read_event(10);
+    ok($t->reload, 'reload');
+    $w->forget;
+    my ($new) = $w->workers;
+    my %live = (
+        tail => $w->open($new, 'GET', "$s->{url}/stream?after=2"),
+        join => $w->open($new, 'GET', "$s->{url}/stream?mode=join"),
+        post => $w->again($new, $s, whole => 0),
+        json => $w->again($new, $s, whole => 0, accept => 'application/json'),
+    );
+    $live{join}->read_until('TOOL_CALL_START', 10);
+    is($w->status($new, $s), 'running', 'a new worker knows the run');
+    is($w->request($new, 'DELETE', $stop->{url})->{status}, 202,
+        '... stops one');
+    $stop->finish(5);
+    check_run($stop->events, outcome => 'cancelled');
+    $w->open_gate('reload');
+    AgentClient->read_all(10, $s, $far, values %live);
+    check_run($s->events, outcome => 'success', name => 'the run ends');
+    is($far->{body}, $s->{body}, '... for readers of other old workers');
+    is_tail($live{tail}, $s, 2, '... for those of new ones');
+    check_prelude($live{join}, $s, 'complete', '... joined');
+    is_same($live{join}, $s, '... the same messages');
+    is($live{post}{body}, $s->{body}, '... by a POST');
+    is($live{json}->json->{status}, 'finished', '... as JSON');
+    $_->close for $s, $stop, $far, values %live;
+    ok($t->wait_for(sub { !$t->workers('old') }, 10), 'the old workers leave');
+    is_tail($w->get($new, "$s->{url}/stream"), $s, -1, '... their runs do not');
+};
+
+subtest 'a worker dies' => sub {
+    my ($victim, $there, $third) = $w->workers;
+    $t->expect_log(qr/exited on signal 9/, qr/were lost with their worker/);
+    my $s = $w->post($victim, 'text 3; call 0 2; hang');
+    my $other = $w->post($there, 'text 3; gate dies; text 2');
+    $s->read_until('TOOL_CALL_ARGS', 10);
+    $other->read_until('TEXT_MESSAGE_CONTENT', 10);
+    ok($w->wait_seq($there, $s, 7), 'it runs');
+    my %live = (
+        start => $w->open($there, 'GET', "$s->{url}/stream"),
+        join  => $w->open($third, 'GET', "$s->{url}/stream?mode=join"),
+        json  => $w->again($third, $s, whole => 0,
+            accept => 'application/json'),
+    );
+    $live{join}->read_until('TOOL_CALL_START', 10);
+    $live{start}->read_until('TOOL_CALL_START', 10);
+    my $bystander = $w->open($third, 'GET', "$other->{url}/stream");
+    my $then = time;
+    kill 'KILL', $victim;
+    AgentClient->read_all(10, values %live);
+    cmp_ok(time - $then, '<', 10, 'its readers are told');
+    check_run($live{$_}->events, code => 'worker_lost', name => "... $_")
+        for qw(start join);
+    is(outcome($live{json}), '500 worker_lost', '... as JSON')
+        or diag $live{json}{body};
+    is($live{start}->header('x-agent-resume'), 'complete', '... what was said');
+    is(scalar(grep { $_->{data}{type} eq 'TOOL_CALL_ARGS' }
+        @{ $live{start}->events }), 2, '... is kept');
+    ok($t->wait_for(sub {
+        3 == grep { $_ != $victim } $t->workers }, 10), 'another worker');
+    $w->forget;
+
+    for my $pid ($w->workers) {
+        my $r = $w->get($pid, "$s->{url}/stream");
+        is($r->{body}, $live{start}{body}, 'the stream, over');
+        is($w->get($pid, "$s->{url}/stream", 'Last-Event-ID' =>
+            $r->events->[-1]{id})->{status}, 204, '... its end');
+        is($w->again($pid, $s)->{body}, $r->{body}, '... by a POST');
+        is($w->request($pid, 'DELETE', $s->{url})->{status}, 204, '... DELETE');
+    }
+
+    $w->open_gate('dies');
+    AgentClient->read_all(10, $other, $bystander);
+    check_run($other->events, outcome => 'success', name => 'another run');
+    is($bystander->{body}, $other->{body}, '... and its reader elsewhere');
+    $_->close for $s, $other, $bystander, values %live;
 };
 
 $t->done;

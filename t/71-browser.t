@@ -1,8 +1,8 @@
 #!/usr/bin/perl
 
-# The page of docs/resume.md in a real browser (headless Chromium), behind a proxy
-# that cuts its stream three times, also in the middle of an event; and a bare
-# EventSource that leaves stopping to the server.
+# The page of docs/resume.md in a real browser (headless Chromium), behind a
+# proxy that cuts its stream three times, also in the middle of an event; and a
+# bare EventSource that leaves stopping to the server.
 
 use strict;
 use warnings;
@@ -198,8 +198,9 @@ window.EventSource = class extends EventSource {
         this.addEventListener('open', () => s.opens++);
         this.addEventListener('message', (m) => {
             s.ids.push(m.lastEventId);
-            s.first ??= JSON.parse(m.data).type;
-            if (/^RUN_(FINISHED|ERROR)\$/.test(JSON.parse(m.data).type)) s.ends++;
+            const { type } = JSON.parse(m.data);
+            s.first ??= type;
+            if (/^RUN_(FINISHED|ERROR)\$/.test(type)) s.ends++;
         });
     }
 };

@@ -67,9 +67,9 @@ sub AgentUpstream::script_plan {
         if ($what eq 'call') {
             my $i = $a[0];
             return (
-                $calls[$i]++ ? () : $tool->($i, id => "call_$i" . ++$self->{last_call},
-                    type => 'function', function =>
-                        { name => "f$i", arguments => '' }),
+                $calls[$i]++ ? () : $tool->($i,
+                    id => "call_$i" . ++$self->{last_call}, type => 'function',
+                    function => { name => "f$i", arguments => '' }),
                 map { $tool->($i, function => { arguments => $piece->() }) }
                     1 .. $a[1]);
         }
@@ -86,7 +86,8 @@ sub AgentUpstream::script_plan {
             return map { $calls[$_]++; $tool->($_,
                 id => sprintf('call_%035d', ++$self->{last_call}),
                 type => 'function',
-                function => { name => 'f', arguments => '{}' }) } 0 .. $a[0] - 1;
+                function => { name => 'f', arguments => '{}' }) }
+                0 .. $a[0] - 1;
         }
 
         if ($what eq 'gate') {
@@ -272,7 +273,7 @@ sub messages {
 
     # no content is empty content
     for my $m (@list) {
-        delete $m->{content} if !ref $m->{content} && !length($m->{content} // '');
+        delete $m->{content} if !length($m->{content} // '');
     }
 
     return \@list;

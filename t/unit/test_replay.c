@@ -484,6 +484,70 @@ test_long_end(void)
     close_zone(ZONE);
 }
 
+/* --- a log that could not be mended --------------------------------------- */
+
+/* Its reader was at the end, in a unit that is another run's by now. */
+static void
+test_hole(void)
+{
+    uint64_t seq;
+    agent_event_t ev;
+    agent_place_t place = {0}, after;
+    agent_stage_t s, other;
+    agent_window_t w;
+    agent_run_ref_t ref, more;
+    agent_run_info_t info;
+
+    quiet_failures = 0;
+    open_zone(ZONE, 4096, 4);
+    ref_of(&ref, 1);
+    ref_of(&more, 2);
+    agent_stage_init(&s, &agent_alloc_libc);
+    agent_stage_init(&other, &agent_alloc_libc);
+    agent_window_init(&w, &agent_alloc_libc);
+    agent_window_reserve(&w, 16);
+    agent_replay_claim(&replay, &ref, 1, AGENT_STR("t"), NOW, &info);
+    agent_replay_claim(&replay, &more, 1, AGENT_STR("t"), NOW, &info);
+    append_events(1, &ref, &s, 400, 900);
+
+    for (;;) {
+        check(agent_replay_read(&replay, &ref, &place, &w, 0) == AGENT_OK,
+              "read", place.seq);
+
+        if (w.n == 0) {
+            break;
+        }
+
+        while (agent_window_event(&w, &place, &after, &ev) == AGENT_OK) {
+            check(event_is(&ev, 1, place.seq, 900), "event", place.seq);
+            place = after;
+        }
+    }
+
+    check(place.seq == s.seq, "at the end", place.seq);
+
+    agent_replay_hole(&replay, agent_zone_find(&replay.zone, ref.key), s.seq);
+    append_events(2, &more, &other, 400, 900);
+    append_events(1, &ref, &s, 20, 900);
+
+    seq = place.seq;
+    check(agent_replay_read(&replay, &ref, &place, &w, 0) == AGENT_OK, "read",
+          place.seq);
+
+    while (agent_window_event(&w, &place, &after, &ev) == AGENT_OK) {
+        check(event_is(&ev, 1, place.seq, 900), "event", place.seq);
+        place = after;
+    }
+
+    ok(place.seq > seq, "a reader goes on behind a hole");
+    ok(quiet_failures == 0, "and sees its own run only");
+
+    agent_window_free(&w);
+    agent_stage_free(&s);
+    agent_stage_free(&other);
+    close_zone(ZONE);
+}
+
 /* --- time ----------------------------------------------------------------- */
 
 static void
@@ -1076,6 +1140,7 @@ main(void)
     test_one(20000, 20000, 100);
     test_full();
     test_long_end();
+    test_hole();
     test_expiry();
     test_kept();
     test_copy();

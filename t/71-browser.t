@@ -10,15 +10,13 @@ use warnings;
 use FindBin;
 use lib "$FindBin::Bin/lib";
 
+use AgentBrowser;
 use AgentTest;
 use IO::Socket::INET;
 use Mojo::JSON qw(decode_json encode_json);
 use POSIX ();
 use Test::More;
 use Time::HiRes qw(time);
-
-my ($browser) = grep {-x} map {"$_/chromium"} split /:/, $ENV{PATH};
-$browser or die "no chromium in PATH: run make test-deps\n";
 
 my $t = AgentTest->new;
 my ($http, $locations) = agent_blocks(chat => 'words,n=60,delay=0.05');
@@ -222,21 +220,7 @@ const timer = setInterval(() => {
 </script>
 HTML
 
-child(sub {
-    my $dir = $t->dir;
-    open STDIN,  '<',  '/dev/null';
-    open STDOUT, '>',  "$dir/browser.log";
-    open STDERR, '>&', \*STDOUT;
-    @ENV{qw(HOME XDG_CONFIG_HOME XDG_CACHE_HOME)} = ($dir) x 3;
-    delete @ENV{ grep {/_proxy$/i} keys %ENV };
-    exec $browser, qw(--headless --no-sandbox --disable-gpu --no-first-run
-        --disable-dev-shm-usage --disable-background-networking
-        --disable-component-update --disable-sync --disable-extensions
-        --no-default-browser-check --remote-debugging-port=0),
-        '--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1',
-        "--user-data-dir=$dir/browser", "http://127.0.0.1:$port/page.html";
-});
-
+my $browser = AgentBrowser->new($t)->open("http://127.0.0.1:$port/page.html");
 my $then = time;
 my $seen = $t->wait_for(sub { -e $t->dir . "/result" }, 60);
 ok($seen, 'the page is done') or diag substr $t->_slurp('browser.log'), -2000;
@@ -273,4 +257,5 @@ $times{$_}++ for grep {length} @{ $two->{ids} };
 is(scalar(grep { $_ > 1 } values %times), 0, '... no event came twice');
 is($t->upstream->requests, 1, 'the model was called once');
 
+undef $browser;
 $t->done;

@@ -178,7 +178,7 @@ agent_replay_shift(agent_replay_t *r, agent_unit_t unit)
 static agent_unit_t
 agent_replay_extend(agent_replay_t *r, agent_unit_t unit)
 {
-    agent_unit_t piece = 0, tail;
+    agent_unit_t piece = 0;
     agent_chunk_t *c;
     agent_record_t *rec = agent_record(r, unit);
 
@@ -212,11 +212,11 @@ agent_replay_extend(agent_replay_t *r, agent_unit_t unit)
     c = agent_chunk(r, piece);
     memset(c, 0, sizeof(agent_chunk_t));
 
-    tail = rec->object.count[AGENT_CHAIN_LOG] != 0
-               ? rec->object.tail[AGENT_CHAIN_LOG]
-               : 0;
+    /* a reader's place in a unit that went must not look like one in a new
+     * unit, whatever became of the log between */
 
-    c->number = tail != 0 ? agent_chunk(r, tail)->number + 1 : 1;
+    agent_zone_set(rec->number, rec->number + 1);
+    c->number = rec->number;
 
     agent_zone_push(&r->zone, unit, AGENT_CHAIN_LOG, piece);
 

@@ -50,6 +50,7 @@ typedef struct {
     uint32_t write_time;
     uint32_t partial; /* bytes behind write_at of an entry not yet whole */
     uint32_t checked; /* number of the unit at the last checkpoint */
+    uint32_t number;  /* of the newest unit; never goes back */
     uint16_t slot;
     uint16_t thread_len;
     uint8_t status;

@@ -681,7 +681,6 @@ agent_replay_finish(agent_replay_t *r, const agent_run_ref_t *ref,
 static void
 agent_replay_join_end(agent_replay_t *r, agent_unit_t unit)
 {
-    uint32_t number = 1;
     size_t len;
     agent_unit_t piece, first;
     agent_chunk_t *c, *w;
@@ -707,13 +706,10 @@ agent_replay_join_end(agent_replay_t *r, agent_unit_t unit)
         }
     }
 
-    if (rec->write != 0) {
-        number = agent_chunk(r, rec->write)->number + 1;
-    }
-
     for (piece = first; piece != 0; piece = r->zone.next[piece]) {
         c = agent_chunk(r, piece);
-        c->number = number++;
+        agent_zone_set(rec->number, rec->number + 1);
+        c->number = rec->number;
         c->seq = rec->next_seq + (c->first != 0);
     }
 

@@ -4,6 +4,11 @@
 #include <openssl/rand.h>
 
 
+#define NGX_AGENT_ZONE_SPIN  2048    /* pauses */
+#define NGX_AGENT_ZONE_WAIT  100     /* microseconds */
+#define NGX_AGENT_ZONE_LOOK  100     /* waits between looks at the holder */
+
+
 static ngx_int_t ngx_agent_zone_init(ngx_shm_zone_t *shm_zone, void *data);
 static void ngx_agent_zone_take_over(ngx_agent_zone_t *zone);
 
@@ -152,10 +157,58 @@ ngx_agent_zone_take_over(ngx_agent_zone_t *zone)
 }
 
 
+/*
+ * As ngx_shmtx_lock().  But the master gives back the lock of a worker that has
+ * died only in zones of its current configuration: one that was resized or
+ * removed lives on in workers that are leaving, and they would wait for ever.
+ */
+
+static void
+ngx_agent_zone_take(ngx_shmtx_t *mtx)
+{
+    ngx_pid_t   pid;
+    ngx_uint_t  i, n;
+
+    if (ngx_shmtx_trylock(mtx)) {
+        return;
+    }
+
+    /* held for microseconds */
+
+    for (n = 1; ngx_ncpu > 1 && n < NGX_AGENT_ZONE_SPIN; n <<= 1) {
+
+        for (i = 0; i < n; i++) {
+            ngx_cpu_pause();
+        }
+
+        if (ngx_shmtx_trylock(mtx)) {
+            return;
+        }
+    }
+
+    /* unless its holder has to wait for a processor, was stopped, or is dead */
+
+    for (n = 1; !ngx_shmtx_trylock(mtx); n++) {
+
+        usleep(NGX_AGENT_ZONE_WAIT);
+
+        if (n % NGX_AGENT_ZONE_LOOK) {
+            continue;
+        }
+
+        pid = (ngx_pid_t) *mtx->lock;
+
+        if (pid > 0 && kill(pid, 0) == -1 && ngx_errno == ESRCH) {
+            (void) ngx_shmtx_force_unlock(mtx, pid);
+        }
+    }
+}
+
+
 void
 ngx_agent_zone_lock(ngx_agent_zone_t *zone)
 {
-    ngx_shmtx_lock(&zone->pool->mutex);
+    ngx_agent_zone_take(&zone->pool->mutex);
 
     if (!agent_zone_enter(&zone->replay.zone, (uint64_t) ngx_pid)) {
         return;

@@ -217,7 +217,11 @@ agent_replay_extend(agent_replay_t *r, agent_unit_t unit)
     c = agent_chunk(r, piece);
     memset(c, 0, sizeof(agent_chunk_t));
 
-    c->number = ++rec->number;
+    /* a reader's place in a unit that went must not look like one in a new
+     * unit, whatever became of the log between */
+
+    agent_zone_set(rec->number, rec->number + 1);
+    c->number = rec->number;
 
     agent_zone_push(&r->zone, unit, AGENT_CHAIN_LOG, piece);
 

@@ -761,7 +761,8 @@ agent_replay_join_end(agent_replay_t *r, agent_unit_t unit)
 
     for (piece = first; piece != 0; piece = r->zone.next[piece]) {
         c = agent_chunk(r, piece);
-        c->number = ++rec->number;
+        agent_zone_set(rec->number, rec->number + 1);
+        c->number = rec->number;
         c->seq = rec->next_seq + (c->first != 0);
     }
 

@@ -39,7 +39,7 @@ sub race {
         $o{tick}->() if $o{tick};
 
         while ($more->() && @runs < $runs) {
-            my $s = begin($t, $o{path} // '/fast', $o{words} // 600);
+            my $s = begin($t, $o{path} // '/fast', $o{words} // 450);
             push @runs, { s => $s, path => $s->{path}, id => $s->{id},
                 since => time, left => $quota, open => 0, readers => [],
                 detach => rand 4 < 1 };
@@ -165,13 +165,13 @@ subtest 'resumes while a run is written' => sub {
 
 subtest 'reloads' => sub {
     my ($streams, $reloads, $every) =
-        $scale >= 50 ? (1000, 200, 3) : (100, 10 * min($scale, 20), 0.7);
+        $scale >= 50 ? (1000, 200, 3) : (100, 10 * min($scale, 20), 0.6);
     my $t = replay_nginx(workers => 2);
     my (@master, @fds, $next, $old);
     my $done = 0;
     my $got = race($t, path => '/slow', words => 60, runs => $streams * 0.3,
         readers => $streams * 0.7, quota => 20, resumes => 1e9,
-        seconds => $reloads * $every + 2,
+        seconds => $reloads * $every + 1,
         tick => sub {
             $next //= time + 1;
             return if time < $next || $done == $reloads;
@@ -203,15 +203,15 @@ subtest 'more and fewer workers' => sub {
     my $t = replay_nginx(workers => 1);
     my @counts = (8, 2, 1, 16, 3);
     my $next;
-    my $got = race($t, path => '/slow', words => 100, runs => 12,
-        readers => 30, resumes => 1e9, seconds => 6,
+    my $got = race($t, path => '/slow', words => 80, runs => 12,
+        readers => 30, resumes => 1e9, seconds => 5,
         tick => sub {
-            $next //= time + 0.7;
+            $next //= time + 0.6;
             return if time < $next || !@counts;
             replay_conf($t, workers => shift @counts);
             as_nobody($t);
             $t->signal('HUP');
-            $next = time + 0.9;
+            $next = time + 0.8;
         });
     race_checks($got, 'one worker, eight, two, one, sixteen, three');
     ok($t->wait_for(sub { $t->workers == 3 && !$t->workers('old') }, SLACK),
@@ -308,7 +308,7 @@ subtest 'a zone that is too small' => sub {
         my $t = replay_nginx(workers => 2, listen => 'reuseport',
             zone => $size, agents => { slow => 50, crawl => 1 });
         my $n = $size eq '2m' ? 200 : 50;
-        my $text = join ' ', map { sprintf 'w%03d%s', $_, 'x' x 30 } 1 .. 90;
+        my $text = join ' ', map { sprintf 'w%03d%s', $_, 'x' x 30 } 1 .. 75;
         my (%bad, %did, @readers);
         my @runs = map { begin($t, '/slow', 0, text => $text) } 1 .. $n;
         my $start = time;
@@ -428,16 +428,16 @@ subtest 'a zone of another size' => sub {
         return \%n;
     };
     my $got = race($t, path => '/slow', words => 80, runs => 10,
-        readers => 30, resumes => 1e9, seconds => 6, may_go => 1,
+        readers => 30, resumes => 1e9, seconds => 4.5, may_go => 1,
         tick => sub {
-            $next //= time + 1;
+            $next //= time + 0.7;
             return if time < $next || !@sizes;
             my $size = shift @sizes;
             replay_conf($t, zone => $size);
             as_nobody($t);
             $t->reload(SLACK);
             $kept{$size} = $kept->();
-            $next = time + 1;
+            $next = time + 0.6;
         });
     race_checks($got, 'four sizes');
     is_deeply($kept{'4m'}, { whole => 20 }, 'ended runs are in the larger one');

@@ -306,6 +306,43 @@ subtest 'the worker that holds the lock' => sub {
     quiet($t);
 };
 
+# A zone that was replaced by one of another size is no longer the master's, who
+# would give back the lock of a dead worker; it is that of the old ones still.
+subtest 'the lock of a zone that was replaced' => sub {
+    my $rounds = max(2, min(40, $scale));
+    my $hook = AgentHook->new;
+    my %bad;
+
+    for my $round (1 .. $rounds) {
+        my %agents = (agents => { slow => 40 }, listen => 'reuseport');
+        my $t = replay_nginx(workers => 3, zone => '1m', %agents,
+            test => { $hook->nginx });
+        $t->expect_log(@killed);
+        my @runs = map { begin($t, '/slow', 120) } 1 .. 9;
+        my %of;
+        read_all(\@runs, SLACK, sub { !grep { !cursors($_) } @runs });
+        $of{ $_->header('x-worker') }++ for @runs;
+        replay_conf($t, workers => 1, zone => '2m', %agents);
+        AgentReplay::as_nobody($t);
+        $t->reload(SLACK) or $bad{'no reload'}++;
+        my ($victim) = shuffle keys %of;
+
+        # until it dies with the lock, not beside it
+        $hook->arm($victim, 7);
+        $t->wait_for(sub { $hook->died }) or $bad{'it does not die'}++;
+        $hook->disarm;
+        my @others = grep { $_->header('x-worker') != $victim } @runs;
+        read_all(\@others, SLACK);
+        $bad{ 'another\'s run: ' . verdict($_, $_->{want}) }++
+            for grep { verdict($_, $_->{want}) ne 'complete' } @others;
+        $_->close for @runs;
+        gone($t, 10, keys %of) or $bad{'an old worker does not leave'}++;
+        quiet($t);
+    }
+
+    is_deeply(\%bad, {}, 'the others go on') or diag explain \%bad;
+};
+
 subtest 'a bell that is not rung' => sub {
     my $hook = AgentHook->new;
     my $t = replay_nginx(workers => 2, listen => 'reuseport',

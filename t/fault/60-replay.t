@@ -63,6 +63,8 @@ sub ended {
         text => $text, cursor => $cursor };
 }
 
+sub at { return $_[0] =~ s/%s/$_[1]{cursor}/r }
+
 sub get {
     my ($run, $query, @headers) = @_;
     return $t->request('GET', "/plain/runs/$run->{id}/stream$query",
@@ -107,9 +109,9 @@ for my $fail (1, 2, 1e9) {
         $fault->every("an ended run $name, $fail", fail => $fail,
             before => sub {
                 $run = ended($text);
-                $want = get($run, sprintf $query, $run->{cursor})->{body};
+                $want = get($run, at($query, $run))->{body};
             },
-            act   => sub { get($run, sprintf $query, $run->{cursor}) },
+            act   => sub { get($run, at($query, $run)) },
             check => sub {
                 my ($s) = @_;
                 my $type = $s->header('content-type') // '';

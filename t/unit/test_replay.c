@@ -699,6 +699,82 @@ test_kept(void)
     close_zone(ZONE);
 }
 
+/* --- a log that begins anew ----------------------------------------------- */
+
+/* A place in a unit that has gone, and may be another run's by now. */
+static void
+test_stale(void)
+{
+    unsigned i;
+    uint64_t seq;
+    agent_rc_t rc;
+    agent_event_t ev;
+    agent_stage_t s, other;
+    agent_window_t w;
+    agent_place_t place = {0}, after;
+    agent_run_ref_t ref, thief;
+    agent_run_info_t info;
+
+    quiet_failures = 0;
+    open_zone(ZONE, 4096, 4);
+    ref_of(&ref, 1);
+    ref_of(&thief, 2);
+    agent_stage_init(&s, &agent_alloc_libc);
+    agent_stage_init(&other, &agent_alloc_libc);
+    agent_window_init(&w, &agent_alloc_libc);
+    agent_window_reserve(&w, 16);
+
+    agent_replay_claim(&replay, &ref, 1, AGENT_STR("t"), NOW, &info);
+    agent_replay_claim(&replay, &thief, 1, AGENT_STR("t"), NOW, &info);
+    append_events(1, &ref, &s, 400, 900);
+
+    /* a reader that has all there is */
+
+    while (agent_replay_read(&replay, &ref, &place, &w, 0) == AGENT_OK &&
+           w.n != 0) {
+        while ((rc = agent_window_event(&w, &place, &after, &ev)) == AGENT_OK) {
+            place = after;
+        }
+
+        if (rc == AGENT_TOO_LARGE) {
+            agent_window_reserve(&w, 16);
+        }
+    }
+
+    ok(place.seq == 400 && place.number > 1, "a reader at the end of a log");
+
+    /* its log was damaged, the other takes the units */
+
+    agent_replay_hole(&replay, agent_replay_find(&replay, &ref), s.seq);
+    append_events(2, &thief, &other, 500, 900);
+    append_events(1, &ref, &s, 40, 900);
+
+    for (i = 0; i < 40; i++) {
+        seq = place.seq;
+        w.n = 0;
+        rc = agent_replay_read(&replay, &ref, &place, &w, 0);
+
+        if (rc == AGENT_OK && w.n != 0) {
+            rc = agent_window_event(&w, &place, &after, &ev);
+        }
+
+        if (rc != AGENT_OK) {
+            check(rc == AGENT_TOO_LARGE, "reading on", (unsigned long) seq);
+            break;
+        }
+
+        check(event_is(&ev, 1, seq, 900), "its own event", (unsigned long) seq);
+        place = after;
+    }
+
+    ok(i > 0 && quiet_failures == 0, "reads nothing of another run (%u)", i);
+
+    agent_window_free(&w);
+    agent_stage_free(&s);
+    agent_stage_free(&other);
+    close_zone(ZONE);
+}
+
 /* --- death at every store ------------------------------------------------- */
 
 static long hook_left;
@@ -1143,6 +1219,7 @@ main(void)
     test_hole();
     test_expiry();
     test_kept();
+    test_stale();
     test_copy();
     test_reopen();
     test_damage();

@@ -241,6 +241,7 @@ ngx_agent_run_create(ngx_http_request_t *r, ngx_http_agent_ctx_t *ctx,
     ngx_memcpy(run->feed.key, ctx->key, NGX_AGENT_KEY_LEN);
     agent_buf_init(&run->body, &agent_alloc_libc);
     agent_buf_init(&run->input, &agent_alloc_libc);
+    agent_buf_init(&run->last, &agent_alloc_libc);
 
     run->log = ngx_palloc(pool, sizeof(ngx_log_t));
 
@@ -606,6 +607,13 @@ ngx_agent_run_event(void *data, const agent_event_t *ev)
     run->status = info.status;
     run->code = info.code;
 
+    /* a full zone may drop the log before the readers here have its end */
+
+    if (run->feed.nsubscribers && run->feed.store != &ngx_agent_local_store) {
+        agent_buf_add_str(&run->last, ev->body);
+        run->last_type = ev->type;
+    }
+
     ngx_agent_run_over(run);
 
     return AGENT_OK;
@@ -921,6 +929,7 @@ ngx_agent_run_free(ngx_agent_run_t *run)
     agent_encoder_destroy(run->encoder);
     agent_buf_free(&run->body);
     agent_buf_free(&run->input);
+    agent_buf_free(&run->last);
 
     ngx_destroy_pool(run->pool);
 }

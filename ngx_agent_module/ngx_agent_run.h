@@ -62,6 +62,8 @@ struct ngx_agent_run_s {
 
     ngx_str_t                    sent;         /* the client's messages */
     agent_buf_t                  input;        /* the same, for preludes */
+    agent_buf_t                  last;         /* the terminal event's JSON */
+    agent_event_type_t           last_type;
     u_char                       seed[NGX_AGENT_SEED_CHARS];
 
     ngx_uint_t                   nreaders;     /* that ever joined */

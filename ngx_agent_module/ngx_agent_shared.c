@@ -704,8 +704,13 @@ ngx_agent_shared_first_seq(ngx_agent_log_t *log)
     agent_run_info_t         info;
     ngx_agent_shared_log_t  *sl = ngx_agent_shared_log(log);
 
-    return ngx_agent_registry_info(sl->zone, sl->ref.key, &info) == NGX_OK
-           ? info.first_seq : 0;
+    if (ngx_agent_registry_info(sl->zone, sl->ref.key, &info) != NGX_OK
+        || info.gone || info.generation != sl->ref.generation)
+    {
+        return (uint64_t) -1;
+    }
+
+    return info.first_seq;
 }
 
 

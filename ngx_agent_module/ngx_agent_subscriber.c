@@ -911,6 +911,42 @@ ngx_agent_subscriber_snapshot(ngx_agent_subscriber_t *s)
 }
 
 
+/* the terminal event, of a run that is here and whose log is gone; NULL: no
+ * memory */
+
+static ngx_agent_bytes_t *
+ngx_agent_subscriber_last(ngx_agent_subscriber_t *s)
+{
+    char               *p;
+    agent_event_t       ev;
+    ngx_agent_run_t    *run;
+    ngx_agent_feed_t   *feed;
+    ngx_agent_bytes_t  *bytes;
+
+    feed = s->feed;
+    run = feed->run;
+
+    ngx_memzero(&ev, sizeof(agent_event_t));
+
+    ev.type = run->last_type;
+    ev.body = agent_buf_str(&run->last);
+
+    p = ngx_alloc(agent_frame_agui_len(&ev), ngx_cycle->log);
+    if (p == NULL) {
+        return NULL;
+    }
+
+    bytes = ngx_agent_bytes_create(p,
+                agent_frame_agui(p, feed->store->generation(feed->events),
+                                 s->reader.seq, &ev)
+                - p, NULL);
+
+    ngx_free(p);
+
+    return bytes;
+}
+
+
 /* the next buffer to send: what is left of a prelude, else events */
 
 static ngx_int_t
@@ -1024,6 +1060,21 @@ again:
         goto again;
 
     case NGX_ABORT:
+
+        /* the run is here and over, and its log had to make room */
+
+        if (run && run->last.len && agent_buf_ok(&run->last)) {
+
+            if (s->reader.seq + 1 < feed->store->next_seq(feed->events)) {
+                s->lost = 1;
+                goto again;
+            }
+
+            bytes = ngx_agent_subscriber_last(s);
+            terminal = 1;
+
+            break;
+        }
 
         if (ngx_agent_prelude_last_word(s, AGENT_CODE_GAP,
                                         "the events of the run are no longer "

@@ -323,7 +323,7 @@ subtest 'the lock of a zone that was replaced' => sub {
         read_all(\@runs, SLACK, sub { !grep { !cursors($_) } @runs });
         $of{ $_->header('x-worker') }++ for @runs;
         replay_conf($t, workers => 1, zone => '2m', %agents);
-        AgentReplay::as_nobody($t);
+        AgentStorm::as_nobody($t);
         $t->reload(SLACK) or $bad{'no reload'}++;
         my ($victim) = shuffle keys %of;
 

@@ -35,8 +35,8 @@ sub open {
             --disable-sync --disable-extensions --no-default-browser-check
             --remote-debugging-port=0),
             '--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1',
-            "--user-data-dir=$dir/browser", $url;
-        POSIX::_exit(1);
+            "--user-data-dir=$dir/browser", $url
+            or POSIX::_exit(1);
     }
 
     $self->{pid} = $pid;

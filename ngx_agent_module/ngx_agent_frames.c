@@ -147,13 +147,19 @@ ngx_agent_frames_event(void *data, uint64_t generation, uint64_t seq,
         mark.id_len = (uint32_t) ev->id.len;
         mark.body_len = 0;
 
-        agent_buf_add(marks, &mark, sizeof(ngx_agent_checked_t));
-        agent_buf_add_str(marks, ev->id);
+        /* whole or not at all: the frames before this one will be sent */
 
-        if (!agent_buf_ok(marks)) {
+        if (agent_buf_reserve(marks,
+                              sizeof(ngx_agent_checked_t) + ev->id.len)
+            != AGENT_OK)
+        {
+            marks->failed = 0;
             fill->failed = 1;
             return AGENT_NOMEM;
         }
+
+        agent_buf_add(marks, &mark, sizeof(ngx_agent_checked_t));
+        agent_buf_add_str(marks, ev->id);
     }
 
     fill->pos = (u_char *) agent_frame_agui((char *) fill->pos, generation,

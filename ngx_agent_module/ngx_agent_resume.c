@@ -206,21 +206,7 @@ ngx_agent_resume_info(void *data, ngx_int_t rc, ngx_agent_run_info_t *info)
     ctx = ngx_http_get_module_ctx(r, ngx_http_agent_module);
     alcf = ngx_http_get_module_loc_conf(r, ngx_http_agent_module);
 
-    if (rc == NGX_DECLINED) {
-        rc = ngx_http_agent_code(r, AGENT_CODE_NOT_FOUND,
-                                 "there is no such run");
-        goto done;
-    }
-
-    if (rc != NGX_OK) {
-        rc = ngx_http_agent_code(r, AGENT_CODE_STORE_UNAVAILABLE,
-                                 "the store of runs cannot be reached");
-        goto done;
-    }
-
-    if (info->gone) {
-        rc = ngx_http_agent_code(r, AGENT_CODE_GONE,
-                                 "the events of this run are no longer kept");
+    if (!ngx_http_agent_kept(r, info, &rc)) {
         goto done;
     }
 

@@ -54,6 +54,32 @@ ngx_http_agent_ask(ngx_http_request_t *r, ngx_str_t *id, ngx_int_t *rc)
 }
 
 
+ngx_uint_t
+ngx_http_agent_kept(ngx_http_request_t *r, ngx_agent_run_info_t *info,
+    ngx_int_t *rc)
+{
+    if (*rc == NGX_DECLINED) {
+        *rc = ngx_http_agent_code(r, AGENT_CODE_NOT_FOUND,
+                                  "there is no such run");
+        return 0;
+    }
+
+    if (*rc != NGX_OK) {
+        *rc = ngx_http_agent_code(r, AGENT_CODE_STORE_UNAVAILABLE,
+                                  "the store of runs cannot be reached");
+        return 0;
+    }
+
+    if (info->gone) {
+        *rc = ngx_http_agent_code(r, AGENT_CODE_GONE,
+                                  "the events of this run are no longer kept");
+        return 0;
+    }
+
+    return 1;
+}
+
+
 /* --- P/runs/{id} -------------------------------------------------------- */
 
 static void
@@ -134,21 +160,7 @@ ngx_http_agent_status_info(void *data, ngx_int_t rc,
     ctx = ngx_http_get_module_ctx(r, ngx_http_agent_module);
     alcf = ngx_http_get_module_loc_conf(r, ngx_http_agent_module);
 
-    if (rc == NGX_DECLINED) {
-        rc = ngx_http_agent_code(r, AGENT_CODE_NOT_FOUND,
-                                 "there is no such run");
-        goto done;
-    }
-
-    if (rc != NGX_OK) {
-        rc = ngx_http_agent_code(r, AGENT_CODE_STORE_UNAVAILABLE,
-                                 "the store of runs cannot be reached");
-        goto done;
-    }
-
-    if (info->gone) {
-        rc = ngx_http_agent_code(r, AGENT_CODE_GONE,
-                                 "the run is no longer kept");
+    if (!ngx_http_agent_kept(r, info, &rc)) {
         goto done;
     }
 

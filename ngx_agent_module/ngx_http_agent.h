@@ -29,6 +29,7 @@
 #include "agent_fold.h"
 #include "agent_json.h"
 #include "agent_message.h"
+#include "agent_replay.h"
 
 
 typedef struct ngx_agent_model_s       ngx_agent_model_t;
@@ -242,6 +243,13 @@ ngx_int_t ngx_http_agent_run_key(ngx_http_request_t *r, ngx_str_t *id);
  */
 ngx_uint_t ngx_http_agent_ask(ngx_http_request_t *r, ngx_str_t *id,
     ngx_int_t *rc);
+
+/*
+ * In the store's callback: its *rc and info; 0 when there is no run to speak
+ * of, and the request is finalized with *rc, the JSON error that says why.
+ */
+ngx_uint_t ngx_http_agent_kept(ngx_http_request_t *r,
+    agent_run_info_t *info, ngx_int_t *rc);
 
 /* ngx_agent_resume.c: the same */
 
